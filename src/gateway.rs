@@ -192,7 +192,7 @@ fn reconcile_after(
     key.map(|()| Some(after))
 }
 
-/// Returns the header with the API key, if there is one. It is marked as sensitive, so reqwest never prints it.
+/// Returns the header with the API key, if there is one. The header is marked as sensitive, so reqwest never prints it.
 fn authorization(api_key: &str) -> Result<HeaderMap, &'static str> {
     if api_key.is_empty() {
         return Ok(HeaderMap::new());

@@ -94,7 +94,7 @@ enum Fate {
     SentNotDeleted,
     /// SQS rejected the copy, or we did not try, because an earlier message of its group stays or the command ended.
     NotSent,
-    /// SQS did not respond, so the message may have been sent. It stays in the dead-letter queue.
+    /// SQS did not respond, so the message may have been sent. The message stays in the dead-letter queue.
     Unknown,
 }
 
@@ -155,7 +155,7 @@ struct OneRedrive<'a> {
     arrived: usize,
     /// How many messages in the queue we did not receive, counted at the end.
     unseen: usize,
-    /// True if we send no more messages, because the next one would end in the same way, or nobody would know how it ended.
+    /// True if we send no more messages, after a signal or after an error that is not about one message.
     is_over: bool,
     /// The first error that left a message behind.
     error: Option<Error>,

@@ -23,7 +23,7 @@ pub(crate) const ASSUMED_TIMEOUT: Duration = Duration::from_secs(60);
 /// Time reserved for the response.
 const RESERVE: Duration = Duration::from_millis(500);
 
-/// Age at which a stream's failed event goes to the dead-letter queue. Until then, it blocks all later records of its shard.
+/// Age at which a stream's failed event goes to the dead-letter queue. Until then, the event blocks all later records of its shard.
 const MAX_AGE: Duration = Duration::from_secs(15 * 60);
 
 /// Sends the events of an outbox table, one batch of its stream at a time. Clones share the clients.

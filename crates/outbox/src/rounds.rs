@@ -61,8 +61,8 @@ impl Rounds {
         }
     }
 
-    /// Returns whether an event that failed goes to the dead-letter queue. It must be old, and we must have called its
-    /// target. If the target throttled the call, the event stays, because a target that throttles works.
+    /// Returns whether an event that failed goes to the dead-letter queue. The event must be old, and we must have called
+    /// its target. If the target throttled the call, the event stays, because a target that throttles works.
     fn gives_up(&self, event: &Pending, why: &str) -> bool {
         let is_old = (event.published_at.zip(self.oldest))
             .is_some_and(|(published_at, oldest)| published_at < oldest);
@@ -72,7 +72,7 @@ impl Rounds {
     }
 }
 
-/// A group's events that were not sent. If one failed, it is the first.
+/// A group's events that were not sent. If an event failed, it is the first.
 #[derive(Debug)]
 pub(crate) struct Unsent {
     pub(crate) events: Group,

@@ -263,8 +263,8 @@ impl Sender {
     }
 }
 
-/// Returns the detail of an EventBridge entry. It must be an object, and it contains the metadata because an entry has no
-/// attributes.
+/// Returns the detail of an EventBridge entry. The detail must be an object, and contains the metadata, because an entry
+/// has no attributes.
 fn detail(event: &Published) -> String {
     let metadata = serde_json::json!({ ID: event.id, "group": event.group });
     format!(r#"{{"metadata":{metadata},"data":{}}}"#, event.body)

@@ -136,8 +136,8 @@ fn state_of(error: &PgDatabaseError) -> SqlState {
     state
 }
 
-/// Returns whether there is a pooler in front of the server. It has either rejected the login because of a
-/// parameter that PostgreSQL accepts, or opened the session without [`DIRECT`].
+/// Returns whether there is a pooler in front of the server. A pooler either rejects the login because of a parameter that
+/// PostgreSQL accepts, or opens the session without [`DIRECT`].
 fn is_from_pooler(error: &PgDatabaseError) -> bool {
     let says = |words: &str| error.message().contains(words);
     match error.severity() {

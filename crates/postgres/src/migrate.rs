@@ -8,8 +8,8 @@ const MIGRATION: &str = include_str!("../migrations/1_sqs_once.sql");
 /// exist. Call it in your application's migrations, before the first message. A consumer never creates a table:
 /// with an empty one in place of a table that it can't find, it would run every message again.
 ///
-/// It runs this crate's `migrations/1_sqs_once.sql` in one transaction. You can also run a copy of that file
-/// with `psql` or `sqlx migrate`.
+/// The function runs this crate's `migrations/1_sqs_once.sql` in one transaction. You can also run a copy of that file with
+/// `psql` or `sqlx migrate`.
 ///
 /// The user needs `CREATE` on the first schema of the search path, and then owns the tables. A consumer's user
 /// needs `SELECT`, `INSERT`, `UPDATE` and `DELETE` on the table of records and, to publish, `INSERT` on the

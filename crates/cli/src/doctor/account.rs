@@ -304,7 +304,7 @@ impl Account {
         Ok(false)
     }
 
-    /// Returns whether an event target exists. It is a queue's URL, or the ARN of a topic or an event bus.
+    /// Returns whether an event target exists. The target is a queue's URL, or the ARN of a topic or an event bus.
     pub(super) async fn has_target(&self, target: &str) -> Result<bool, Error> {
         if target.starts_with("http") {
             let read = self

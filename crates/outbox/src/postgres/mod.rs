@@ -96,7 +96,7 @@ impl Relayed {
 }
 
 impl PostgresRelay {
-    /// Creates a relay that sends events from the database of `store`, as `relay` sends them. It needs one connection.
+    /// Creates a relay that sends events from the database of `store`, as `relay` sends them. The relay needs one connection.
     #[must_use]
     pub const fn new(relay: Relay, store: PostgresStore) -> Self {
         Self { relay, store }

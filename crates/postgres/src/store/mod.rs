@@ -44,8 +44,8 @@ use sqs_once::{
 ///
 /// # Statements
 ///
-/// A swap that expects no record is `INSERT ... ON CONFLICT DO NOTHING`. One that expects a record is an `UPDATE` with the
-/// condition that owner and version are as expected. If it wrote no row, a `SELECT` reads the current record.
+/// A swap that expects no record is `INSERT ... ON CONFLICT DO NOTHING`. A swap that expects a record is an `UPDATE` with
+/// the condition that owner and version are as expected. If a swap wrote no row, a `SELECT` reads the current record.
 ///
 /// # Retention
 ///

@@ -41,7 +41,7 @@ const ACQUIRE_TIME: Duration = Duration::from_secs(10);
 const MAX_SILENCE: Duration = Duration::from_secs(5);
 
 impl TransactionConnection {
-    /// Takes a connection from the pool. Until its first response, it may be dead.
+    /// Takes a connection from the pool. Until its first response, the connection may be dead.
     async fn acquire(connections: &Connections, until: Instant) -> Result<Self, Error> {
         loop {
             let connection = match timeout_at(until, connections.acquire()).await {

@@ -178,8 +178,8 @@ impl Failure {
     /// after a 429 for the whole account. Until then, but no longer than the backoff's cap, this process claims no messages,
     /// not even at their first receive: the circuit breaker is open.
     ///
-    /// The messages of all tenants wait, so don't use it if only one tenant has reached a limit. It has no effect without
-    /// [`retry_after`](Self::retry_after), in a permanent failure, or if the circuit breaker is off.
+    /// The messages of all tenants wait, so don't use `for_all` if only one tenant has reached a limit. It has no effect
+    /// without [`retry_after`](Self::retry_after), in a permanent failure, or if the circuit breaker is off.
     ///
     /// ```
     /// use std::time::Duration;

@@ -90,7 +90,7 @@ impl<H: Handler> Service<Call<H::Message>> for HandlerService<H> {
 
 /// A handler with layers around it. [`Handler::layer`] creates it.
 pub struct Layered<S, H> {
-    /// We clone this for each message. It is in a mutex, because a service need not be `Sync`.
+    /// We clone this for each message. The service is in a mutex, because a service need not be `Sync`.
     service: Mutex<S>,
     handler: PhantomData<fn() -> H>,
 }

@@ -46,8 +46,8 @@ impl<S: Store, L: Lease> Once<S, L> {
     /// [`Deadline::time_left`](crate::Deadline::time_left) is zero. Catches panics of `work`, except in a build with
     /// `panic = "abort"`.
     ///
-    /// Dropping the returned future is like a crash: the claim stays until its lease expires, and the next
-    /// attempt sees this one as the prior attempt. That attempt runs alone: the handlers of other calls wait for it. An
+    /// Dropping the returned future is like a crash: the claim stays until its lease expires, and the next attempt sees
+    /// this one as the prior attempt. The next attempt runs alone: the handlers of other calls wait for it. An
     /// [`Inbox`](super::Inbox) has no claim, so nothing stays and nobody waits.
     ///
     /// With claims, `work` must not call `run` on the same `Once` or a clone of it. Such a call ends as

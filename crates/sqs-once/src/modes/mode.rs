@@ -12,7 +12,7 @@ use crate::{
 /// A mode: a way to process operations once, for handlers that return an `O`.
 ///
 /// The modes are [`Once`](crate::Once), `Inbox`, `ItemMode`, and `PostgresMode` from `sqs-once-postgres`. A `Consumer`
-/// accepts any of them. It claims, calls the handler and finishes. Only this project implements the trait.
+/// accepts any of them. The consumer claims, calls the handler and finishes. Only this project implements the trait.
 ///
 /// Dropping a mode's future, or never calling [`finish`](Self::finish), is like a crash.
 #[diagnostic::on_unimplemented(

@@ -21,7 +21,7 @@ pub(crate) const LONGEST_WAIT: Duration = Duration::from_secs(60);
 /// by this number.
 const RUNS_AT_EACH: u32 = 10;
 
-/// The circuit breaker of a process. It does no I/O and reads no clock.
+/// The circuit breaker of a process. `Circuit` does no I/O and reads no clock.
 ///
 /// While it is open, the first message that asks in each interval runs as a probe. The next interval begins when
 /// the probe begins, so nobody waits for its end. Any handler that succeeds or fails permanently closes the
@@ -78,7 +78,7 @@ impl Default for Circuit {
     }
 }
 
-/// Returns whether a message runs even while the circuit is open. It may call a different system than the
+/// Returns whether a message runs even while the circuit is open. Such a message may call a different system than the
 /// messages that failed.
 #[must_use]
 pub const fn runs_while_open(receive_count: u32) -> bool {

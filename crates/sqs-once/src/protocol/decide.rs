@@ -13,7 +13,7 @@ use super::{
 /// A worker's request to run an operation.
 #[derive(Clone, Debug)]
 pub struct Claim {
-    /// Token of the claim. It is random, and every claim has a new one.
+    /// Token of the claim: random, and new for each claim.
     pub owner: Owner,
     /// Fingerprint of the payload. `None` matches every fingerprint.
     pub fingerprint: Option<Fingerprint>,

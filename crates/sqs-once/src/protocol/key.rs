@@ -180,7 +180,7 @@ impl From<i64> for KeyPart<'_> {
     }
 }
 
-/// Joins namespace and parts into a [`Key`]. It never keeps more bytes than a key may have, however long the parts are.
+/// Joins namespace and parts into a [`Key`]. The builder never keeps more bytes than a key may have, however long the parts are.
 pub(crate) struct KeyBuilder {
     id: String,
     namespace_end: usize,
@@ -281,7 +281,7 @@ pub enum KeyError {
 
 /// The SHA-256 of the part of a payload that must not change under one key.
 ///
-/// It is displayed as 64 lower-case hex digits.
+/// A fingerprint is displayed as 64 lower-case hex digits.
 ///
 /// A fingerprint can name its scheme: what was hashed, and how. We do not compare fingerprints of two
 /// different known schemes ([`differs_from`](Self::differs_from)), so you can change the scheme while older

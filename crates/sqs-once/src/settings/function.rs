@@ -32,11 +32,10 @@ impl Settings {
     ///   over sockets and timers within 50 ms. Messages whose next step is queued on a blocked thread wait. If
     ///   handlers block every thread, the whole batch stops, as it does with one thread.
     ///
-    /// A function gets several threads if it has enough memory for two vCPUs: `AWS_LAMBDA_FUNCTION_MEMORY_SIZE`
-    /// of 3,538 or more, because one vCPU comes with 1,769 MB (*AWS Lambda Developer Guide*, "Configure Lambda
-    /// function memory"). It also gets them if `AWS_LAMBDA_MAX_CONCURRENCY` is above 1, because Lambda Managed
-    /// Instances then run several invocations in one process. To decide this in code, build the runtime
-    /// yourself, as `#[tokio::main]` does.
+    /// A function gets several threads if it has enough memory for two vCPUs: `AWS_LAMBDA_FUNCTION_MEMORY_SIZE` of 3,538 or
+    /// more, because one vCPU comes with 1,769 MB (*AWS Lambda Developer Guide*, "Configure Lambda function memory"). It
+    /// also gets several if `AWS_LAMBDA_MAX_CONCURRENCY` is above 1, because Lambda Managed Instances then run several
+    /// invocations in one process. To decide this in code, build the runtime yourself, as `#[tokio::main]` does.
     ///
     /// # Errors
     ///
@@ -87,9 +86,9 @@ impl Settings {
         at_once.and_then(NonZeroU32::new).unwrap_or(NonZeroU32::MIN)
     }
 
-    /// Returns whether [`once`](Self::once) keeps records in memory. It does so under `cargo lambda watch`, for
-    /// the function without a name, if `IDEMPOTENCY_TABLE_NAME` is not set. Your code can then choose defaults
-    /// that let the handler run without other systems.
+    /// Returns whether [`once`](Self::once) keeps records in memory. `once` does so under `cargo lambda watch`, for the
+    /// function without a name, if `IDEMPOTENCY_TABLE_NAME` is not set. Your code can then choose defaults that let the
+    /// handler run without other systems.
     ///
     /// On AWS this is always false, and a missing table is an error. [`inbox`](Self::inbox) needs a table
     /// everywhere.

@@ -106,9 +106,9 @@ impl<M, H> Consumer<M, H> {
         quarantine
     }
 
-    /// Creates a consumer for tests and for your own machine. It runs `handler` for each message in this `mode`
-    /// ([`Once`](crate::Once), [`Inbox`](crate::Inbox) or [`ItemMode`](crate::ItemMode)), with `namespace` as the first part of
-    /// every key. [`handler_fn`](crate::handler_fn) turns an async function into a handler.
+    /// Creates a consumer for tests and for your own machine. The consumer runs `handler` for each message in this `mode`
+    /// ([`Once`](crate::Once), [`Inbox`](crate::Inbox) or [`ItemMode`](crate::ItemMode)), with `namespace` as the first
+    /// part of every key. [`handler_fn`](crate::handler_fn) turns an async function into a handler.
     ///
     /// The consumer calls neither SQS nor CloudWatch. Failed messages come back after the queue's visibility timeout,
     /// without a backoff. Permanent failures stay in the queue until its redrive policy moves them, and there are no

@@ -68,9 +68,9 @@ impl<M, H> Consumer<M, H> {
     /// the call key under which the operation was completed. If the message can't be decoded, for example by a newer build,
     /// it is still a duplicate. The consumer then doesn't call `on_duplicate`, but logs a warning with the key.
     ///
-    /// `on_duplicate` runs for each duplicate, so its effects happen at least once. If it fails, the message goes back to
-    /// the queue, the record stays unchanged, and messages behind it in its message group or under its key do not run. It
-    /// is cut off at the deadline, and isolation after a crash does not cover it.
+    /// `on_duplicate` runs for each duplicate, so its effects happen at least once. If `on_duplicate` fails, the message
+    /// goes back to the queue, the record stays unchanged, and messages behind it in its message group or under its key do
+    /// not run. The function is cut off at the deadline, and isolation after a crash does not cover it.
     ///
     /// ```
     /// # use sqs_once::{Attempt, Consumer, Failure, Mode, Stored, Handler};
@@ -334,7 +334,7 @@ impl<M, H> Consumer<M, H> {
     /// response. By default the consumer calls nothing.
     ///
     /// The outcome does not contain the output, because a batch does not keep its outputs in memory. The record has the
-    /// output. It contains the first 4 KB of an error's text.
+    /// output. The outcome contains the first 4 KB of an error's text.
     ///
     /// `observe` must return soon, because the response waits for it. The consumer logs a panic in `observe`. If the
     /// process ends before the response, `observe` is not called for the batch.

@@ -14,8 +14,8 @@ use crate::{
     telemetry::millis,
 };
 
-/// How one message of a batch ended. It keeps no output and only part of an error's text, because a whole batch of
-/// them may be larger than the function's memory.
+/// How one message of a batch ended. `Ended` keeps no output and only part of an error's text, because those of a whole
+/// batch may be larger than the function's memory.
 #[derive(Clone, Debug)]
 pub(super) struct Ended {
     pub(super) outcome: Outcome,

@@ -26,10 +26,10 @@ const MAX_ATTRIBUTES: usize = 100;
 
 /// Decides whether the consumer removes the JSON that a service put around a message.
 ///
-/// With [`Auto`](Self::Auto), it removes the envelopes of SNS, EventBridge and S3 before anything else, even one
-/// inside another (S3 → SNS → SQS). A body without an envelope stays as it is, so a queue can hold both kinds.
-/// Key, fingerprint and handler see the innermost message, and JSON pointers start there. So if the key comes
-/// from the body, an order that a producer published twice is one operation.
+/// With [`Auto`](Self::Auto), the consumer removes the envelopes of SNS, EventBridge and S3 before anything else, even one
+/// inside another (S3 → SNS → SQS). A body without an envelope stays as it is, so a queue can hold both kinds. Key,
+/// fingerprint and handler see the innermost message, and JSON pointers start there. So if the key comes from the body, an
+/// order that a producer published twice is one operation.
 /// [`DeliveryMetadata::envelope`](crate::DeliveryMetadata::envelope) holds what the innermost envelope said.
 ///
 /// | envelope | the body is a JSON object with | the message inside |

@@ -31,9 +31,9 @@ impl<M, H> Consumer<M, H> {
 }
 
 impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
-    /// Processes a batch outside an invocation. Returns the batch item failures: the messages that go back to the queue. In a
-    /// Lambda function, use [`invoke`](Self::invoke), which knows the deadline and the request id. This returns before `deadline`
-    /// even if a handler doesn't, unless the handler blocks the only thread of the runtime.
+    /// Processes a batch outside an invocation. Returns the batch item failures: the messages that go back to the queue. In
+    /// a Lambda function, use [`invoke`](Self::invoke), which knows the deadline and the request id. `process` returns
+    /// before `deadline` even if a handler doesn't, unless the handler blocks the only thread of the runtime.
     ///
     /// # Errors
     ///

@@ -25,7 +25,7 @@ use crate::{
 /// A function that makes the span of a message.
 pub(super) type MakeSpan = dyn Fn(&DeliveryMetadata) -> Span + Send + Sync;
 
-/// A message of a batch. It always has an id, because the response could not name it without one.
+/// A message of a batch. A message always has an id, because the response could not name it without one.
 #[derive(Debug)]
 pub(crate) struct Message {
     pub(super) id: MessageId,

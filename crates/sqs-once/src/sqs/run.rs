@@ -53,7 +53,7 @@ pub(super) enum Ran {
     Suspect(Suspect),
 }
 
-/// A message that waits to run alone. It holds no claim.
+/// A message that waits to run alone, and holds no claim.
 #[derive(Debug)]
 pub(super) struct Suspect {
     pub(super) exclusive_attempts: u64,

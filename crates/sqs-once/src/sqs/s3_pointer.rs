@@ -24,7 +24,7 @@ pub trait ReadBodies: Debug + Send + Sync {
     ///
     /// # Errors
     ///
-    /// Returns the message's outcome. Its text should not contain payload.
+    /// Returns the message's outcome. The outcome's text should not contain payload.
     fn read<'a>(&'a self, pointer: &'a S3Pointer)
     -> BoxFuture<'a, Result<Option<String>, Outcome>>;
 }

@@ -22,8 +22,8 @@ pub use results::{ResultStore, Results};
 
 use crate::protocol::{Key, Record, RequestErrorKind, Swap};
 
-/// A table of [`Record`]s. Each call is one request, and a store never retries: the caller does, as long as the kind of
-/// error and the time allow it.
+/// A table of [`Record`]s. Each call is one request. A store never retries. The caller does, as long as the kind of error
+/// and the time allow it.
 ///
 /// ```
 /// use sqs_once::protocol::{Claim, Expect, Key, Namespace, Owner, Record, Swap, Timestamp};
@@ -235,8 +235,8 @@ impl StoreError {
         Self::unavailable(RequestErrorKind::Unanswered, action, key, store, reason)
     }
 
-    /// Creates the error of a request that was throttled or collided with another write. It was not applied,
-    /// and a retry may succeed. The arguments are those of [`unanswered`](Self::unanswered).
+    /// Creates the error of a request that was throttled or collided with another write. The request was not applied, and a
+    /// retry may succeed. The arguments are those of [`unanswered`](Self::unanswered).
     #[must_use]
     pub fn contended(
         action: &'static str,
@@ -247,8 +247,8 @@ impl StoreError {
         Self::unavailable(RequestErrorKind::Contended, action, key, store, reason)
     }
 
-    /// Creates the error of a request that was denied, or whose table does not exist. It was not applied, and a
-    /// retry can succeed once that is fixed. The arguments are those of [`unanswered`](Self::unanswered).
+    /// Creates the error of a request that was denied, or whose table does not exist. The request was not applied, and a
+    /// retry can succeed once somebody fixes the cause. The arguments are those of [`unanswered`](Self::unanswered).
     #[must_use]
     pub fn denied(
         action: &'static str,
@@ -259,8 +259,8 @@ impl StoreError {
         Self::unavailable(RequestErrorKind::Denied, action, key, store, reason)
     }
 
-    /// Creates the error of a request that is not valid. It was not applied, and a retry would also fail. The arguments are
-    /// those of [`unanswered`](Self::unanswered).
+    /// Creates the error of a request that is not valid. The request was not applied, and a retry would also fail. The
+    /// arguments are those of [`unanswered`](Self::unanswered).
     #[must_use]
     pub fn invalid(
         action: &'static str,

@@ -27,7 +27,7 @@ use crate::{
 ///
 /// 1. After the handler, the worker stores an output over the limit in S3. The object's name contains the key's
 ///    hash, the claim's owner, and the output's hash.
-/// 2. Then it records the completion, with bucket, name, SHA-256 and length.
+/// 2. Then the worker records the completion, with bucket, name, SHA-256 and length.
 /// 3. When `on_duplicate` reads the output, the object's SHA-256 must match.
 ///
 /// The effect has happened before step 1, so a failure of S3 never fails the operation. If S3 does not take the

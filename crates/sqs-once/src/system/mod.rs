@@ -80,7 +80,7 @@ pub(crate) fn random_up_to(max: u64) -> u64 {
     fastrand::u64(..=max)
 }
 
-/// Returns the time on the process's monotonic clock, which never goes back. It may stand still while Lambda has
+/// Returns the time on the process's monotonic clock, which never goes back. The clock may stand still while Lambda has
 /// frozen the process.
 #[must_use]
 pub fn instant() -> Instant {

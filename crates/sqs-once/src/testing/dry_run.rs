@@ -27,10 +27,10 @@ use crate::{
 /// Runs handlers in memory, whether they return an output, a [`Done`](crate::Done) or a
 /// [`Change`](crate::Change).
 ///
-/// A dry run keeps and compares records as in production, so a message that runs twice is a duplicate. It records
-/// the writes of a `Done` and the item of a `Change`, but sends nothing. It does not evaluate conditions: they hold,
-/// unless [`fail_condition`](Self::fail_condition) says otherwise. To test the expressions themselves, you need
-/// DynamoDB Local or a similar emulator.
+/// A dry run keeps and compares records as in production, so a message that runs twice is a duplicate. It records the
+/// writes of a `Done` and the item of a `Change`, but sends nothing. A dry run does not evaluate conditions: they hold,
+/// unless [`fail_condition`](Self::fail_condition) says otherwise. To test the expressions themselves, you need DynamoDB
+/// Local or a similar emulator.
 ///
 /// Clones share everything. A `DryRun` is a [`Mode`], so you can build a [`Consumer`](crate::Consumer) with it.
 ///

@@ -140,8 +140,8 @@ pub fn output<T: DeserializeOwned>(outcome: &Outcome) -> Option<T> {
     }
 }
 
-/// Returns settings for a consumer to run with [`DryRun::run_in`]. It has the namespace `test`, and makes no calls when it is
-/// created.
+/// Returns settings for a consumer to run with [`DryRun::run_in`]. The consumer has the namespace `test`, and makes no
+/// calls when it is created.
 ///
 /// Pass the variables that the deployed function has in its environment, such as `IDEMPOTENCY_KEY`. All others have their
 /// defaults, except that visibility timeouts and metrics are off. The process's environment is not read.

@@ -14,7 +14,7 @@ use crate::{
 /// A record with its key, as read from the table.
 #[derive(Clone, Debug)]
 pub struct StoredRecord {
-    /// The key as the table has it. It is a hash if it was too long for the key attribute.
+    /// The key as the table has it: a hash if the key was too long for the key attribute.
     pub key: String,
     /// The record, or why the item is not a valid record.
     pub record: Result<Record, UnreadableRecord>,

@@ -150,9 +150,9 @@ impl<O: Serialize> Change<O> {
     ///
     /// `key` is the item's primary key: one attribute, or two if the table has a sort key.
     ///
-    /// If another worker has changed the item in the meantime, `modify` runs again with the current item. So
-    /// `modify` must have no side effects. It gets `None` if no item exists. If the operation's key is
-    /// already on the item, `modify` does not run.
+    /// If another worker has changed the item in the meantime, `modify` runs again with the current item. So `modify` must
+    /// have no side effects. `modify` gets `None` if no item exists. If the operation's key is already on the item,
+    /// `modify` does not run.
     ///
     /// Requirements for `T`:
     ///

@@ -72,8 +72,8 @@ use crate::{
 /// | fingerprints | a key with a different payload is a duplicate, not [`Outcome::KeyReused`] |
 ///
 /// So [`Consumer::on_duplicate`](crate::Consumer::on_duplicate) gets no output. A message that fails permanently goes to
-/// the dead-letter queue as in the other modes. On a FIFO queue, it stops its message group until then. Without direct
-/// dead-lettering, messages that are received with it also use up their receives.
+/// the dead-letter queue as in the other modes. On a FIFO queue, the message stops its message group until then. Without
+/// direct dead-lettering, messages that are received with it also use up their receives.
 ///
 /// Other programs that write to the item must keep the processed keys. A deleted item loses its processed
 /// keys.

@@ -115,8 +115,7 @@ pub enum Outcome {
         /// Why the failure could not be recorded.
         cause: Arc<StoreError>,
     },
-    /// The database did not respond to the commit of the handler's writes. It applied either all of them or
-    /// none.
+    /// The database did not respond to the commit of the handler's writes. The database applied either all of them or none.
     ///
     /// The condition on the next attempt's commit prevents a second application.
     CommitUnknown(Arc<StoreError>),

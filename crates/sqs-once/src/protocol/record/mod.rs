@@ -24,7 +24,7 @@ pub enum State {
         /// Until then the claim is exclusive. Afterwards it can be taken over.
         lease_until: Timestamp,
     },
-    /// The operation is completed. Its handler never runs again while the record is kept.
+    /// The operation is completed. The handler never runs again while the record is kept.
     Completed {
         /// The output of the handler.
         result: StoredResult,
@@ -226,7 +226,7 @@ pub enum Expect {
     Unchanged(Record),
 }
 
-/// The only write to a record. It writes `to` if the record is as expected; otherwise it changes nothing.
+/// The only write to a record. A swap writes `to` if the record is as expected. Otherwise it changes nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Swap {
     /// Key of the operation.

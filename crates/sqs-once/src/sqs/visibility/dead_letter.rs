@@ -345,7 +345,7 @@ fn printable(key: &Key) -> Cow<'_, str> {
     }
 }
 
-/// Returns whether SQS accepts a character in a body or an attribute. It accepts only the characters of XML 1.0.
+/// Returns whether SQS accepts a character in a body or an attribute. SQS accepts only the characters of XML 1.0.
 fn is_allowed(char: char) -> bool {
     matches!(char, '\t' | '\n' | '\r' | ' '..='\u{fffd}' | '\u{10000}'..)
 }

@@ -167,7 +167,8 @@ impl Visibility {
         }
     }
 
-    /// Replaces the wall clock, for tests. It times the pauses after a silent endpoint and between reads of a queue's attributes.
+    /// Replaces the wall clock, for tests. The clock times the pauses after a silent endpoint and between reads of a
+    /// queue's attributes.
     #[must_use]
     pub fn clock(self, clock: fn() -> Timestamp) -> Self {
         Self {
@@ -230,8 +231,8 @@ impl Visibility {
     }
 
     /// Changes the visibility timeouts of a batch's messages, for two seconds at most and not past `answer`. Skips messages
-    /// that are already in the dead-letter queue. With a `quarantine`, a failed message comes back only after it. The
-    /// invocation began at `begun`.
+    /// that are already in the dead-letter queue. With a `quarantine`, a failed message comes back only after the
+    /// quarantine. The invocation began at `begun`.
     pub(super) async fn apply(
         &self,
         batch: &[MessageOutcome<'_>],

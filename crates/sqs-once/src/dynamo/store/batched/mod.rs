@@ -33,8 +33,8 @@ use crate::{
 ///   more as a batch, and after that its calls go out as ordinary requests.
 /// - The role needs `dynamodb:PartiQLInsert` and `dynamodb:PartiQLUpdate`.
 /// - For an hour, the store sends only ordinary requests after DynamoDB has denied access, sent a response of an unknown
-///   form, or refused three batches or statements in a row but accepted the same writes as ordinary requests. It logs a
-///   warning each time.
+///   form, or refused three batches or statements in a row but accepted the same writes as ordinary requests. The store
+///   logs a warning each time.
 ///
 /// ```no_run
 /// use sqs_once::store::{Batched, DynamoStore};
