@@ -12,7 +12,7 @@ pub(crate) const SENT: [&str; 4] = ["orderId", "amount", "currency", "paymentTok
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Order {
     pub(crate) order_id: String,
-    /// The exact amount, as [`plain`] spells it; a double could round it. `None` if it is too long.
+    /// The exact amount, as [`plain`] spells it. A double could round it. `None` if it is too long.
     #[serde(deserialize_with = "amount")]
     pub(crate) amount: Option<Box<RawValue>>,
     pub(crate) currency: String,

@@ -155,7 +155,7 @@ struct OneRedrive<'a> {
     arrived: usize,
     /// How many messages in the queue we did not receive, counted at the end.
     unseen: usize,
-    /// True if we send no more messages, after a signal or after an error that is not about one message.
+    /// True if we send no more messages, because a signal or an error has stopped the command.
     is_over: bool,
     /// The first error that left a message behind.
     error: Option<Error>,

@@ -16,8 +16,8 @@ pub(super) type BoxError = Box<dyn Error + Send + Sync>;
 /// | [permanent, no effect](Self::permanent_no_effect) | [`.permanent_no_effect()?`](ResultExt::permanent_no_effect) | `FAILED`, with the error | does not run for this message; a later message does not see this attempt |
 /// | [declined](Self::declined) | [`.declined()?`](ResultExt::declined) | `FAILED`, with the error; no attempt is open | does not run for this message; a later message sees no attempt, and has a new [call key](crate::Attempt::call_key) |
 ///
-/// `?` accepts every error type, `anyhow::Error`, `Box<dyn Error + Send + Sync>` and strings. It makes a
-/// *retryable* failure, because a request that timed out may have had its effect.
+/// `?` accepts every error type, `anyhow::Error`, `Box<dyn Error + Send + Sync>` and strings. `?` makes a *retryable*
+/// failure, because a request that timed out may have had its effect.
 ///
 /// An error type of your own keeps its kinds if it implements [`Classify`].
 ///

@@ -120,9 +120,9 @@ impl<S: Store> Once<S> {
     /// 20 minutes, 2 hours and 10 hours. With [`CrashWaits::off`], no message ever runs alone.
     ///
     /// A handler that ends its process (out of memory, stack overflow, blocked past Lambda's timeout) takes down the other
-    /// messages of the process. So if nobody recorded how a message's last attempt ended, its handler runs only while no other
-    /// handler of this value and its clones is running. If the process dies in this way once more than there are waits, the
-    /// outcome is [`Outcome::Crashed`](super::Outcome::Crashed).
+    /// messages of the process. So if nobody recorded how a message's last attempt ended, its handler runs only while no
+    /// other handler of this value and its clones is running. If the process dies in this way one time more than there are
+    /// waits, the outcome is [`Outcome::Crashed`](super::Outcome::Crashed).
     ///
     /// ```
     /// use std::time::Duration;

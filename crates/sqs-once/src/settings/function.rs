@@ -28,9 +28,9 @@ impl Settings {
     ///   thread stops the whole batch: no other message runs, no outcome is recorded and no deadline is kept.
     ///   The consumer logs a warning if a poll takes more than 100 ms. Run blocking code with
     ///   [`spawn_blocking`](tokio::task::spawn_blocking).
-    /// - With several threads, the response is in time as long as one of them is free, because that one takes
-    ///   over sockets and timers within 50 ms. Messages whose next step is queued on a blocked thread wait. If
-    ///   handlers block every thread, the whole batch stops, as it does with one thread.
+    /// - With several threads, the response is in time as long as one of them is free, because the free thread takes over
+    ///   sockets and timers within 50 ms. Messages whose next step is queued on a blocked thread wait. If handlers block
+    ///   every thread, the whole batch stops, as it does with one thread.
     ///
     /// A function gets several threads if it has enough memory for two vCPUs: `AWS_LAMBDA_FUNCTION_MEMORY_SIZE` of 3,538 or
     /// more, because one vCPU comes with 1,769 MB (*AWS Lambda Developer Guide*, "Configure Lambda function memory"). It

@@ -1,4 +1,4 @@
-//! [`Ended`]: how one message of a batch ended, and its log line.
+//! [`Ended`]: the result of one message of a batch, and its log line.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::{
     telemetry::millis,
 };
 
-/// How one message of a batch ended. `Ended` keeps no output and only part of an error's text, because those of a whole
+/// The result of one message of a batch. `Ended` keeps no output and only part of an error's text, because those of a whole
 /// batch may be larger than the function's memory.
 #[derive(Clone, Debug)]
 pub(super) struct Ended {

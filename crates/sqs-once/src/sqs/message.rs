@@ -1,4 +1,4 @@
-//! [`Message`]: one message of an SQS event: its ids, its body and its delivery.
+//! [`Message`]: one message of an SQS event, with its ids, its body and its delivery.
 
 use std::{collections::HashMap, mem, sync::Arc};
 

@@ -1,4 +1,4 @@
-//! [`MessageOutcome`]: how one message ended, for the response, the metrics and observers.
+//! [`MessageOutcome`]: the result of one message, for the response, the metrics and observers.
 
 use std::time::Duration;
 

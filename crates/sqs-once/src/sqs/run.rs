@@ -127,7 +127,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         notes.ran(ran)
     }
 
-    /// Reads the body of a message, and runs the message until it has ended or turns out to be a suspect.
+    /// Reads the body of a message, and runs the message until it is done or turns out to be a suspect.
     async fn read_and_run(
         &self,
         message: &Message,

@@ -1,4 +1,4 @@
-//! [`Visibility`]: what happens to a failed message: a copy in the dead-letter queue, or a visibility timeout.
+//! [`Visibility`]: gives a failed message a visibility timeout, or copies it to the dead-letter queue.
 
 mod attributes;
 mod change;

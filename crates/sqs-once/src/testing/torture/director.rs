@@ -116,9 +116,9 @@ fn deadline() -> Deadline {
     Deadline::after(clock(), INVOCATION, Duration::from_secs(1))
 }
 
-/// Runs a message until it is done. `script` says what goes wrong at each place; after its end, nothing goes wrong. `again`
-/// is the body that the producer sends the second time. `places` says where effects happen without faults. The first run
-/// gets an empty list, and finds the places.
+/// Runs a message until it is done. `script` says what goes wrong at each place. After the script's end, nothing goes
+/// wrong. `again` is the body that the producer sends the second time. `places` says where effects happen without faults.
+/// The first run gets an empty list, and finds the places.
 pub(super) fn execute<H: Handler>(
     script: &[usize],
     (body, again): (&str, Option<&str>),
