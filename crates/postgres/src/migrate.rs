@@ -4,9 +4,9 @@ use sqlx::{Error, PgPool};
 
 const MIGRATION: &str = include_str!("../migrations/1_sqs_once.sql");
 
-/// Creates the tables for records, `sqs_once_records`, and for published events, `sqs_once_outbox`, unless they
-/// exist. Call it in your application's migrations, before the first message. A consumer never creates a table:
-/// with an empty one in place of a table that it can't find, it would run every message again.
+/// Creates the tables for records, `sqs_once_records`, and for published events, `sqs_once_outbox`, unless they exist. Call
+/// it in your application's migrations, before the first message. A consumer never creates a table. With an empty one in
+/// place of a table that it can't find, it would run every message again.
 ///
 /// The function runs this crate's `migrations/1_sqs_once.sql` in one transaction. You can also run a copy of that file with
 /// `psql` or `sqlx migrate`.

@@ -1,8 +1,8 @@
 //! The table of published events, `sqs_once_outbox`.
 //!
-//! A group's rows are in commit order: a transaction locks the groups of its events before their rows get
-//! numbers, and PostgreSQL releases the locks after the commit. So no new row of a group can appear before a
-//! row that was already read. An event without a group has no order and takes no lock.
+//! A group's rows are in commit order. A transaction locks the groups of its events before their rows get numbers, and
+//! PostgreSQL releases the locks after the commit. So no new row of a group can appear before a row that was already read.
+//! An event without a group has no order and takes no lock.
 
 use sqlx::{AssertSqlSafe, Error, PgConnection};
 

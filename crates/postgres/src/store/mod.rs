@@ -80,9 +80,9 @@ impl PostgresStore {
         }
     }
 
-    /// Sets a function that returns short-lived passwords, such as IAM tokens or a secret that is rotated. When
-    /// the server rejects a login (28P01 or 28000), the store calls `password` with the pool's options, gives
-    /// the pool the options that it returns, and tries once more. Open connections stay open.
+    /// Sets a function that returns short-lived passwords, such as IAM tokens or a secret that is rotated. When the server
+    /// rejects a login (28P01 or 28000), the store calls `password` with the pool's options. It gives the pool the options
+    /// that `password` returns, and tries once more. Open connections stay open.
     ///
     /// If `password` returns an error, the message goes back to the queue, and the error's text is logged.
     ///

@@ -121,7 +121,7 @@ impl Failure {
     }
 
     /// Creates a permanent failure after the called system has answered that it did nothing for this attempt's
-    /// [call key](crate::Attempt::call_key) and never will: a declined card, for example.
+    /// [call key](crate::Attempt::call_key) and never will, for example because the card was declined.
     ///
     /// Use it only for a system that got the call key and honours it. Such a system would have answered with an earlier success, so
     /// no attempt is open any more. The next attempt, for a later message or after a redrive, has a new call key, so the system
@@ -175,8 +175,8 @@ impl Failure {
     }
 
     /// Says that the called system refuses all requests until the wait of [`retry_after`](Self::retry_after) is over, as
-    /// after a 429 for the whole account. Until then, but no longer than the backoff's cap, this process claims no messages,
-    /// not even at their first receive: the circuit breaker is open.
+    /// after a 429 for the whole account. Until then, but no longer than the backoff's cap, the circuit breaker is open:
+    /// this process claims no messages, not even at their first receive.
     ///
     /// The messages of all tenants wait, so don't use `for_all` if only one tenant has reached a limit. It has no effect
     /// without [`retry_after`](Self::retry_after), in a permanent failure, or if the circuit breaker is off.

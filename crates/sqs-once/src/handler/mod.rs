@@ -62,8 +62,8 @@ use crate::{protocol::StoredResult, store::Results};
 ///
 /// # Deadline
 ///
-/// At the deadline of the invocation, the consumer drops the handler's future at its next `.await`, and the next
-/// attempt sees this one as its prior attempt.
+/// At the deadline of the invocation, the consumer drops the handler's future at its next `.await`. The next attempt sees
+/// this one as its prior attempt.
 ///
 /// The consumer can't cut off code that blocks its thread, or tasks that the handler spawned (`tokio::spawn`,
 /// `spawn_blocking`). Such code and tasks must end within [`Attempt::time_left`], or they may still run during the next

@@ -140,7 +140,7 @@ impl<S: Store> Once<S> {
     /// Sets how long the called system remembers a [call key](crate::Attempt::call_key). `None` means for ever. The default of
     /// 20 hours suits gateways that forget after 24.
     ///
-    /// If the earliest open attempt will be older when the invocation ends, the handler does not run, because the called
+    /// The handler does not run if the earliest open attempt will be older when the invocation ends, because the called
     /// system might take its request for a new operation. The message fails permanently with "too old to repeat". If the
     /// handler has a [lookup](crate::LookUp), the consumer calls the lookup instead.
     ///

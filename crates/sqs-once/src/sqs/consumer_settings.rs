@@ -64,12 +64,12 @@ impl<M, H> Consumer<M, H> {
     /// Calls `on_duplicate` for each duplicate (a message whose operation is already completed), for example to
     /// send a reply again. By default the consumer only acknowledges the message.
     ///
-    /// `on_duplicate` gets the duplicate's own message, decoded as for the handler, the stored output, and an attempt with
+    /// `on_duplicate` gets the duplicate's own message, decoded as for the handler, and the stored output. Its attempt has
     /// the call key under which the operation was completed. If the message can't be decoded, for example by a newer build,
     /// it is still a duplicate. The consumer then doesn't call `on_duplicate`, but logs a warning with the key.
     ///
     /// `on_duplicate` runs for each duplicate, so its effects happen at least once. If `on_duplicate` fails, the message
-    /// goes back to the queue, the record stays unchanged, and messages behind it in its message group or under its key do
+    /// goes back to the queue, and the record stays unchanged. Messages behind it in its message group or under its key do
     /// not run. The function is cut off at the deadline, and isolation after a crash does not cover it.
     ///
     /// ```

@@ -46,8 +46,8 @@ pub enum FingerprintSource {
 }
 
 impl FingerprintSource {
-    /// Version of the canonical form. Increase it with every change that gives a payload another hash: to the
-    /// form of JSON, or to the length above which we hash bytes.
+    /// Version of the canonical form. Increase the version with every change that gives a payload another hash: to the form
+    /// of JSON, or to the length above which we hash bytes.
     const FORM: u8 = 3;
     /// Longest scheme that names its pointers, in bytes. A longer scheme contains their hash.
     const MAX_SCHEME_BYTES: usize = 64;

@@ -121,8 +121,8 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         for (index, message) in messages.iter_mut().enumerate() {
             message.in_invocation(request_id.as_ref());
             message.open(self.options.envelope, reads_s3);
-            // Chains need keys. But if keys are slow to make, they must not use up the time of the other
-            // messages, so the rest get their keys when they run.
+            // Chains need keys. But slow keys must not use up the time of the other messages, so the rest get their keys
+            // when they run.
             if deadline.time_left() >= kept_for_handlers {
                 if index > 0 {
                     // Give other invocations of the process a chance to run.

@@ -53,9 +53,9 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
     /// # }
     /// ```
     ///
-    /// Deadline, request id and log lines are as with [`run`](crate::run). There is one difference: a message that doesn't fit
-    /// into an [`SqsEvent`] fails the whole invocation, and `lambda_runtime` logs why, which may quote the event. With the
-    /// [`Service`], which takes the raw event, only that message fails.
+    /// Deadline, request id and log lines are as with [`run`](crate::run). There is one difference. A message that doesn't
+    /// fit into an [`SqsEvent`] fails the whole invocation, and `lambda_runtime` logs an error that may quote the event.
+    /// With the [`Service`], which takes the raw event, only that message fails.
     ///
     /// # Errors
     ///

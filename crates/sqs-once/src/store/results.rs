@@ -12,9 +12,9 @@ use crate::{
 /// Where the outputs of completed operations are stored: in the record, in S3, or nowhere. Pass it to
 /// [`Once::results`](crate::Once::results).
 ///
-/// A claim whose condition fails costs write units for the whole record, so each duplicate pays for a large
-/// output again, and twice as much in a transaction. An output in S3 costs one request when it is stored, and
-/// another for each duplicate whose `on_duplicate` reads it ([`Stored::output`](crate::Stored::output)).
+/// A claim whose condition fails costs write units for the whole record. So each duplicate pays for a large output again,
+/// and in a transaction twice as much. An output in S3 costs one request when it is stored, and another for each duplicate
+/// whose `on_duplicate` reads it ([`Stored::output`](crate::Stored::output)).
 ///
 /// ```
 /// use sqs_once::{Once, store::{MemoryStore, Results}};

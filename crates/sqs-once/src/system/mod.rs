@@ -1,8 +1,8 @@
 //! Time, spawned tasks and randomness. The crates of this project get them only from here, and clippy enforces that.
 //!
-//! A simulation replaces what is behind this module: each simulated process has its own clocks, its tasks end when it is
-//! killed, and random numbers come from a seed. Rules get the wall-clock time as an argument, from a clock that tests
-//! can replace ([`Once::clock`](crate::Once::clock)).
+//! A simulation replaces what is behind this module. Each simulated process has its own clocks, its tasks end when it is
+//! killed, and random numbers come from a seed. Rules get the wall-clock time as an argument, from a clock that tests can
+//! replace ([`Once::clock`](crate::Once::clock)).
 #![expect(
     clippy::disallowed_methods,
     reason = "all other modules use this module"

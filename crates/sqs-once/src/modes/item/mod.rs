@@ -33,8 +33,8 @@ use crate::{
 
 /// The item mode: runs operations whose only effect is one change of one item.
 ///
-/// This mode uses no idempotency table. The item itself stores the idempotency keys of its changes, the
-/// *processed keys*, in the list `processed_events`: for each change its time in epoch seconds, then its key.
+/// This mode uses no idempotency table. The item itself stores the idempotency keys of its changes, the *processed keys*,
+/// in the list `processed_events`. For each change, the list has its time in epoch seconds, then its key.
 ///
 /// ```text
 /// attempt 1  handler ── change, on condition that the item does not have the key

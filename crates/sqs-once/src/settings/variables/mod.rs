@@ -165,9 +165,8 @@ impl Variables {
 
     /// Fixes the value of a variable in code. Any other value in the environment is then an error.
     ///
-    /// Use it for key, fingerprint and envelope, which belong to the message format: with another value, every
-    /// message in the queue would be a new operation. If the code fixes them, they change only together with
-    /// the handler.
+    /// Use it for key, fingerprint and envelope, which belong to the message format. With another value, every message in
+    /// the queue would be a new operation. If the code fixes them, they change only together with the handler.
     ///
     /// ```
     /// # use sqs_once::Settings;

@@ -162,7 +162,7 @@ impl Rule {
                 .max(self.after_quarantine()),
             Retry::BackoffUntil(time) => backoff().max(ceil(self.now.until(time))),
             Retry::Backoff if flawed("waits do not grow") => self.backoff.seconds(1, self.jitter),
-            // A conflict with a lease that has ended gets a backoff too: the record stays as it is until another
+            // A conflict with a lease that has ended also gets a backoff, because the record stays as it is until another
             // attempt or a person changes it.
             Retry::At(_) | Retry::Backoff => backoff().max(self.after_quarantine()),
         };

@@ -19,9 +19,8 @@ use crate::{
     system::{self, Instant, sleep, timeout_at},
 };
 
-/// After this long without a response, we treat the endpoint as unreachable. The first attempt
-/// ([`crate::aws::config`]) may use a connection that closed while Lambda had frozen the process; the second
-/// attempt then has half a second.
+/// After this long without a response, we treat the endpoint as unreachable. The first attempt ([`crate::aws::config`]) may
+/// use a connection that closed while Lambda had frozen the process. The second attempt then has half a second.
 const NO_ANSWER: Duration = Duration::from_millis(1500);
 /// Pause after an endpoint couldn't be reached or did not respond. Without it, every batch in a VPC without an
 /// SQS endpoint would use up the whole budget.
