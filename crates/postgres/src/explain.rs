@@ -263,7 +263,6 @@ pub fn explain(error: &Error) -> String {
 }
 
 fn code(error: &Error) -> Option<&str> {
-    // A SQLSTATE has five characters. A server that is not PostgreSQL may send anything.
     let code = database_error(error)?.code();
     (code.len() == 5 && code.is_ascii()).then_some(code)
 }

@@ -118,7 +118,7 @@ impl<S: Store, L: Lease> Once<S, L> {
     ) -> Result<Claimed<Held>, Outcome> {
         let (key, deadline) = (&operation.key, operation.deadline);
         let context = RequestContext::until(deadline.handler_cutoff(), &operation.meter);
-        // At its first receive, a message probably has no record, so we don't read. If it has one, the swap finds it.
+        // At its first receive, a message probably has no record, so we don't read.
         let mut found = if start == Start::Alone || operation.delivery.facts().expects_record() {
             let read = || self.records.store.get(key, &context);
             let answered = repeat(Patience::Claim, &context, "read", key, read).await;

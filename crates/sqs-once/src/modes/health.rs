@@ -12,7 +12,6 @@ const MOST_UNANSWERED: u32 = 20;
 /// Counts the claims in a row that got no response, and decides when a batch stops claiming. The next batch tries again.
 #[derive(Debug, Default)]
 pub(super) struct Health {
-    /// How many claims in a row got no response.
     unanswered: AtomicU32,
     /// The cutoff time of the batch with the latest of these claims.
     batch: Mutex<Option<Instant>>,

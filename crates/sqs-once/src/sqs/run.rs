@@ -43,7 +43,7 @@ use crate::{
 /// Pauses between a message's tries while another transaction is in the way.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
-/// How long a suspect may wait for its body from S3. It is short, because the messages of all invocations wait for the suspect.
+/// How long a suspect may wait for its body from S3.
 const S3_ALONE: Duration = Duration::from_secs(5);
 
 /// The result of running a message.
