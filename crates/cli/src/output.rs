@@ -110,7 +110,7 @@ pub(crate) fn count(number: usize, noun: &str) -> String {
     format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
 }
 
-/// Returns a text's first line, up to 80 characters of it.
+/// Returns at most 80 characters of a text's first line.
 pub(crate) fn first_line(text: &str) -> String {
     let line = text.lines().next().unwrap_or_default();
     match line.char_indices().nth(80) {

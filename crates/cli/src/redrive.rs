@@ -86,11 +86,11 @@ pub(crate) struct Redrive {
 /// The fate of a selected message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Fate {
-    /// A dry run would move it.
+    /// A dry run would move the message.
     Selected,
-    /// Sent and deleted.
+    /// We sent and deleted the message.
     Moved,
-    /// Sent, but SQS has not confirmed the deletion.
+    /// We sent the message, but SQS has not confirmed the deletion.
     SentNotDeleted,
     /// SQS rejected the copy, or we did not try, because an earlier message of its group stays or the command ended.
     NotSent,

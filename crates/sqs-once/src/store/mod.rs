@@ -182,7 +182,7 @@ pub enum StoreError {
         action: &'static str,
         /// Key of the record.
         key: String,
-        /// Why it failed.
+        /// Why the request failed.
         reason: String,
     },
     /// No response arrived before the deadline.

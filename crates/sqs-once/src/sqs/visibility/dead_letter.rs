@@ -53,7 +53,6 @@ pub(super) struct DeadLetters<'a> {
     pub(super) until: Instant,
 }
 
-/// The copy of a message for the dead-letter queue.
 struct MessageCopy<'a> {
     id: &'a MessageId,
     entry: EntryBuilder,

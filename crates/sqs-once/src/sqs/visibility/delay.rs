@@ -92,7 +92,7 @@ pub(super) struct Receive {
     has_dead_letter_queue: bool,
     /// The wait of the failed message ahead of this one in the chain, if that message is still in the queue.
     ahead: Option<u16>,
-    /// True if messages behind it in its message group did not run because of it.
+    /// True if this message kept those behind it in its message group from running.
     stops_group: bool,
 }
 
@@ -258,7 +258,6 @@ fn stopping<'a>(batch: &[MessageOutcome<'a>]) -> HashSet<&'a MessageId> {
     stopping
 }
 
-/// A change of one message's visibility timeout.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct TimeoutChange<'a> {
     pub(super) message_id: &'a MessageId,
