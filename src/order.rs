@@ -6,8 +6,8 @@ use serde_json::value::RawValue;
 /// The fields of an order that the gateway gets.
 pub(crate) const SENT: [&str; 4] = ["orderId", "amount", "currency", "paymentToken"];
 
-/// An order. Its JSON is what the gateway gets: only these fields, in this order and in one spelling. If the body differs
-/// under a known call key, a gateway refuses the request, although it may have charged the first one.
+/// An order. Its JSON is what the gateway gets: only these fields, in this order and in one spelling. A gateway refuses a
+/// known call key with another body, although it may have charged the first one.
 #[derive(Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Order {

@@ -146,8 +146,8 @@ impl Relay {
         }
         self.log(report, request_id);
         let mut response = DynamoDbEventResponse::default();
-        // Lambda sends the batch again from the lowest number on, so we name only that. An empty number makes
-        // it send the whole batch again.
+        // Lambda sends the batch again from the lowest number on, so we name only that. An empty number makes Lambda send
+        // the whole batch again.
         let left = events_by_record(unsent.iter().map(|group| &group.events));
         let mut left = left.into_iter();
         let named = if flawed("the response names the last failure") {

@@ -64,8 +64,8 @@ const STATES: &[SqlState] = {
         state("23", Kept, Invalid, true, false),
         // Read-only transaction: a failover demoted the server.
         state("25006", Useless, Unanswered, true, true),
-        // The prepared statement doesn't exist, or its name is already taken: something like DISCARD ALL has
-        // changed the session behind sqlx's back.
+        // The prepared statement doesn't exist, or its name is already taken. Something like DISCARD ALL has changed the
+        // session behind sqlx's back.
         state("26000", Useless, Unanswered, true, true),
         state("42P05", Useless, Unanswered, true, true),
         // Login rejected. A rotation may change the password in the database before it changes the secret.

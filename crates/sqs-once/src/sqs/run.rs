@@ -40,7 +40,7 @@ use crate::{
     system::{self, Instant},
 };
 
-/// Pauses between a message's tries while another transaction is in the way.
+/// First pause between a message's tries while another transaction is in the way.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// How long a suspect may wait for its body from S3.

@@ -85,7 +85,7 @@ pub(super) struct Facts {
 }
 
 impl Attributes {
-    /// Returns attributes of these queues, none of them read yet.
+    /// Creates the attributes of these queues. None is read yet.
     pub(super) fn new(queues: Queues, record_retention: Option<Duration>) -> Self {
         Self {
             queues,

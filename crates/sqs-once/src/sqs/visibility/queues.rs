@@ -58,7 +58,7 @@ pub(super) struct Queue {
 /// Time limit of a call.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Bound {
-    /// Until this time: for calls that the response to Lambda waits for.
+    /// Until this time, for calls that the response to Lambda waits for.
     Until(Instant),
     /// [`BACKGROUND`]: for calls that the response doesn't wait for. Lambda may freeze the process in the meantime, so a missing
     /// response proves nothing about the endpoint.
