@@ -19,7 +19,7 @@ impl Charge {
         Ok(Self(Arc::new(Gateway::read(settings)?)))
     }
 
-    /// Returns how long to wait before a lookup; `None` if the gateway has idempotency keys.
+    /// Returns how long to wait before a lookup, or `None` if the gateway has idempotency keys.
     pub(crate) fn quarantine(&self) -> Option<Duration> {
         self.0.reconcile_after()
     }

@@ -106,7 +106,7 @@ fn client(headers: &HeaderMap, timeout: Duration) -> reqwest::Result<Client> {
         .default_headers(headers.clone())
         // We don't shorten this to the time left: if the deadline ends a charge, the record must say so.
         .timeout(timeout)
-        // This is shorter, so that a slow connection attempt ends as a failure to connect, which had no effect.
+        // This limit is shorter, so that a slow attempt to connect fails before anything was sent.
         .connect_timeout(timeout / 2)
         // A redirected POST could charge somewhere else.
         .redirect(Policy::none())

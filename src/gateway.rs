@@ -192,7 +192,7 @@ fn reconcile_after(
     key.map(|()| Some(after))
 }
 
-/// Returns the header with the API key, if there is one. It is marked as sensitive, so reqwest never prints it.
+/// Returns the header with the API key, if there is one. The header is marked as sensitive, so reqwest never prints it.
 fn authorization(api_key: &str) -> Result<HeaderMap, &'static str> {
     if api_key.is_empty() {
         return Ok(HeaderMap::new());
@@ -203,8 +203,7 @@ fn authorization(api_key: &str) -> Result<HeaderMap, &'static str> {
     Ok(HeaderMap::from_iter([(AUTHORIZATION, value)]))
 }
 
-/// Returns the URL with `/charges` added. `None` for the sandbox. Errors do not quote `text`, which may
-/// contain a password.
+/// Returns the URL with `/charges` added, or `None` for the sandbox. Errors do not quote `text`, which may contain a password.
 fn charges_url(text: &str) -> Result<Option<Url>, &'static str> {
     if text == "sandbox" {
         return Ok(None);
@@ -253,8 +252,8 @@ fn refused(response: &Response, has_keys: bool) -> Failure {
     }
 }
 
-/// Returns the wait that `Retry-After` asks for, in seconds or as a date (RFC 9110, 10.2.3). `None` if it is
-/// neither, or in the past.
+/// Returns the wait that `Retry-After` asks for, in seconds or as a date (RFC 9110, 10.2.3). Returns `None` if the header
+/// is neither, or in the past.
 pub(crate) fn retry_after(headers: &HeaderMap, now: SystemTime) -> Option<Duration> {
     let value = headers.get(RETRY_AFTER)?.to_str().ok()?.trim();
     if !value.is_empty() && value.bytes().all(|byte| byte.is_ascii_digit()) {

@@ -18,8 +18,7 @@ impl Http {
     /// # Errors
     ///
     /// Returns an error for anything but a clear yes or no: no response, a status other than 200, a body that is not an
-    /// array, or a charge that does not match the order. A 404 is no clear answer either, because a wrong path gives one
-    /// too.
+    /// array, or a charge that does not match the order. A 404 is not clear, because a wrong path also gives one.
     pub(crate) async fn look_up(
         &self,
         key: &Key,

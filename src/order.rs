@@ -6,13 +6,13 @@ use serde_json::value::RawValue;
 /// The fields of an order that the gateway gets.
 pub(crate) const SENT: [&str; 4] = ["orderId", "amount", "currency", "paymentToken"];
 
-/// An order. Its JSON is what the gateway gets: only these fields, in this order and in one spelling. If the body differs
-/// under a known call key, a gateway refuses the request, although it may have charged the first one.
+/// An order. Its JSON is what the gateway gets: only these fields, in this order and in one spelling. A gateway refuses a
+/// known call key with another body, although it may have charged the first one.
 #[derive(Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Order {
     pub(crate) order_id: String,
-    /// The exact amount, as [`plain`] spells it; a double could round it. `None` if it is too long.
+    /// The exact amount, as [`plain`] spells it. A double could round it. `None` if it is too long.
     #[serde(deserialize_with = "amount")]
     pub(crate) amount: Option<Box<RawValue>>,
     pub(crate) currency: String,
@@ -52,7 +52,7 @@ fn amount<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Box<RawVa
 }
 
 /// Returns the one spelling of a decimal number's exact value, without exponent or superfluous zeros: `99.90` and `9.99e1`
-/// are both `99.9`. `None` if that has more than 40 digits, or if `number` isn't a decimal number.
+/// are both `99.9`. Returns `None` if the spelling has more than 40 digits, or if `number` isn't a decimal number.
 pub(crate) fn plain(number: &str) -> Option<String> {
     const MOST_DIGITS: usize = 40;
     let (sign, number) = match number.strip_prefix('-') {

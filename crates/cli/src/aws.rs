@@ -12,10 +12,6 @@ use aws_sdk_sqs::{
 use crate::output::Error;
 
 /// Returns the Region, credentials and endpoint that the SDK finds, with timeouts that suit a person who waits.
-///
-/// # Errors
-///
-/// Returns an error if no Region is set.
 pub(crate) async fn config() -> Result<SdkConfig, Error> {
     let config = sqs_once::aws::config().await;
     if config.region().is_none() {
@@ -53,9 +49,9 @@ where
                 code if code.contains("AccessDenied") => {
                     format!("; grant {permission} to these credentials")
                 }
-                // CloudFormation's code for a missing stack.
                 code if code.contains("NonExistent")
                     || code.contains("NotFound")
+                    // CloudFormation reports a missing stack as `ValidationError`.
                     || code == "ValidationError" =>
                 {
                     "; check the name, the account and AWS_REGION".to_owned()

@@ -35,7 +35,7 @@ const HIDE_EACH: Duration = Duration::from_millis(250);
 const LONGEST_HIDE: Duration = Duration::from_secs(12 * 3600);
 
 /// Returns how long a command that receives up to `max` messages hides each of them, so that none arrives twice. If the
-/// command is killed, they stay hidden for this long; otherwise it makes them visible again.
+/// command is killed, the messages stay hidden for this long. Otherwise it makes them visible again.
 pub(crate) fn hide(shortest: Duration, max: u32) -> Duration {
     (HIDE_EACH * max).clamp(shortest, LONGEST_HIDE)
 }
@@ -55,10 +55,6 @@ pub(crate) struct NamedQueue {
 
 impl NamedQueue {
     /// Finds a queue by its URL, ARN or name.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if there is no such queue, or SQS did not respond.
     pub(crate) async fn find(config: &SdkConfig, name: &str) -> Result<Self, Error> {
         let found = Self::find_existing(config, name).await?;
         found.ok_or_else(|| {
@@ -68,7 +64,7 @@ impl NamedQueue {
         })
     }
 
-    /// Finds a queue by its URL, ARN or name. `None` if there is no such queue. Doesn't check whether a URL exists.
+    /// Finds a queue by its URL, ARN or name. Returns `None` if it does not exist. Doesn't check whether a URL exists.
     pub(crate) async fn find_existing(
         config: &SdkConfig,
         name: &str,
@@ -171,7 +167,7 @@ impl NamedQueue {
         })
     }
 
-    /// Makes messages visible again. If that fails for one, it comes back when its visibility timeout ends.
+    /// Makes messages visible again. If that fails, the messages come back when their visibility timeout ends.
     pub(crate) async fn show_again(&self, dead_letters: impl Iterator<Item = &DeadLetter>) {
         let dead_letters: Vec<_> = dead_letters.collect();
         for batch in dead_letters.chunks(BATCH) {
@@ -200,7 +196,6 @@ impl NamedQueue {
         }
     }
 
-    /// Deletes a message.
     pub(crate) async fn delete(&self, dead_letter: &DeadLetter) -> Result<(), Error> {
         self.client
             .delete_message()
@@ -262,7 +257,7 @@ impl DeadLetter {
         }
     }
 
-    /// Returns the key that the consumer gave the message. `None` if the message has none, or only its hash.
+    /// Returns the key that the consumer gave the message, or `None` if the message has none, or only its hash.
     pub(crate) fn key(&self) -> Option<&str> {
         self.key.as_deref().filter(|key| key.contains('#'))
     }

@@ -22,7 +22,7 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from
 /// How many times we read the progress of a completed move again. On AWS, the number of moved messages may lag behind the
 /// status.
 const SETTLING: u32 = 10;
-/// SQS's error codes if it doesn't know the action, or doesn't support it for this queue.
+/// SQS's error codes for an action that it doesn't know, or doesn't support for this queue.
 const UNSUPPORTED: [&str; 4] = [
     "InvalidAction",
     "InvalidParameterValue",
@@ -179,7 +179,7 @@ impl Move<'_> {
         }
     }
 
-    /// Reads the progress. `None` if SQS does not return this move.
+    /// Reads the progress. Returns `None` if SQS does not list this move.
     async fn task(&self) -> Result<Option<Task>, Error> {
         let task = newest(self.from, &self.at_start.arn).await?;
         Ok(task.filter(|task| Some(task.started_timestamp()) != self.before))

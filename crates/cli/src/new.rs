@@ -92,7 +92,7 @@ impl New {
     ///
     /// # Errors
     ///
-    /// Returns an error if the folder exists or can't be written. Then it leaves no part of the project behind.
+    /// Returns an error if the folder exists or can't be written. After a failed write, removes the project's folder.
     pub(crate) fn run(self) -> Result<PathBuf, NewError> {
         if COMMIT.is_empty() && !matches!(self.source, Source::Checkout(_)) {
             return Err(NewError::NoCommit);

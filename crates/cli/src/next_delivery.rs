@@ -66,19 +66,19 @@ impl Rules {
 pub(crate) enum NextDelivery {
     /// The handler runs.
     Runs,
-    /// The handler runs, and sees a prior attempt that may have had its effect. If it has a lookup, the
-    /// quarantine must end first. The record does not say how long that lasts.
+    /// The handler runs, and sees a prior attempt that may have had its effect. If the handler has a lookup, the quarantine
+    /// must end first. The record does not say how long the quarantine lasts.
     RunsWithPriorAttempt,
     /// The handler does not run, because its process died too often while it ran alone.
     Crashed,
-    /// The handler does not run, because the called system may have forgotten an earlier attempt's call key. If the
-    /// handler has a lookup, that decides instead, but the settings don't say whether it has one.
+    /// The handler does not run, because the called system may have forgotten an earlier attempt's call key. If the handler
+    /// has a lookup, the lookup decides instead, but the settings don't say whether it has one.
     TooOld,
     /// Another worker holds the lease. The message returns to the queue until the lease ends.
     Waits,
     /// The operation is completed. The message is acknowledged, and the handler does not run.
     Duplicate,
-    /// The message ends with the stored failure, and the handler does not run.
+    /// The message fails again with the stored error, and the handler does not run.
     StoredFailure,
     /// The record is unreadable.
     Unknown,
@@ -210,7 +210,6 @@ mod tests {
         assert_eq!(of(&died, LATER), NextDelivery::Crashed);
     }
 
-    /// An attempt that has been open for a day. By then, a gateway may have forgotten its key.
     #[test]
     fn message_behind_an_old_attempt_is_too_old_to_repeat() {
         let hours = |hours: u64| NOW + Duration::from_secs(hours * 3600);

@@ -110,7 +110,7 @@ pub(crate) fn count(number: usize, noun: &str) -> String {
     format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
 }
 
-/// Returns a text's first line, up to 80 characters of it.
+/// Returns at most 80 characters of a text's first line.
 pub(crate) fn first_line(text: &str) -> String {
     let line = text.lines().next().unwrap_or_default();
     match line.char_indices().nth(80) {
@@ -156,10 +156,6 @@ pub(crate) fn can_ask() -> Result<(), Error> {
 }
 
 /// Asks for confirmation on the terminal, unless `yes` is set.
-///
-/// # Errors
-///
-/// Returns an error if there is no terminal to ask on, or the answer is not `yes` or `y`.
 pub(crate) fn confirm(question: &str, yes: bool) -> Result<(), Error> {
     if yes {
         return Ok(());

@@ -58,7 +58,7 @@ impl From<NextDelivery> for Next {
 }
 
 impl Preview {
-    /// Opens the table of records, and reads the settings. `None` if no table is named.
+    /// Opens the table of records, and reads the settings. Returns `None` if no table is named.
     pub(crate) async fn open(&self) -> Result<Option<(DynamoStore, Rules)>, Error> {
         if !self.table.is_named() {
             return Ok(None);

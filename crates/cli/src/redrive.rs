@@ -37,7 +37,7 @@ use crate::{
 const MAX_ATTRIBUTES: usize = 10;
 /// Messages that stay are hidden for at least this long if the command is killed.
 const HIDE: Duration = Duration::from_secs(600);
-/// How long a command that only looks hides them in that case.
+/// Messages are hidden for at least this long if a command that only looks is killed.
 const HIDE_FROM_PREVIEW: Duration = Duration::from_secs(60);
 /// Pauses before a throttled message is sent again, in milliseconds.
 const PAUSES: [u64; 5] = [500, 1000, 2000, 4000, 8000];
@@ -83,18 +83,18 @@ pub(crate) struct Redrive {
     preview: Preview,
 }
 
-/// How a selected message ended.
+/// The fate of a selected message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Fate {
-    /// A dry run would move it.
+    /// A dry run would move the message.
     Selected,
-    /// Sent and deleted.
+    /// We sent and deleted the message.
     Moved,
-    /// Sent, but SQS has not confirmed the deletion.
+    /// We sent the message, but SQS has not confirmed the deletion.
     SentNotDeleted,
     /// SQS rejected the copy, or we did not try, because an earlier message of its group stays or the command ended.
     NotSent,
-    /// SQS did not respond, so the message may have been sent. It stays in the dead-letter queue.
+    /// SQS did not respond, so the message may have been sent. The message stays in the dead-letter queue.
     Unknown,
 }
 
@@ -128,7 +128,7 @@ impl Fate {
     }
 }
 
-/// A selected message: its key, what it will do, and how it ended.
+/// A selected message: its key, what it will do, and what became of it.
 struct Selected {
     key: Option<String>,
     next: Option<Next>,
@@ -155,7 +155,7 @@ struct OneRedrive<'a> {
     arrived: usize,
     /// How many messages in the queue we did not receive, counted at the end.
     unseen: usize,
-    /// True if we send no more messages, because the next one would end in the same way, or nobody would know how it ended.
+    /// True if we send no more messages, because a signal or an error has stopped the command.
     is_over: bool,
     /// The first error that left a message behind.
     error: Option<Error>,
@@ -426,7 +426,7 @@ impl OneRedrive<'_> {
         }
     }
 
-    /// Returns whether this command has already moved the message, and it has failed again. Such a message stays. If we moved it
+    /// Returns whether the message has failed again after this command moved it. Such a message stays. If we moved it
     /// again, and the consumer is faster than we are, this command would never end. If the message had no room for the dead
     /// letter's id, we go by its send time.
     fn has_come_back(&self, dead_letter: &DeadLetter) -> bool {
@@ -562,7 +562,7 @@ impl OneRedrive<'_> {
         })
     }
 
-    /// Counts the messages by how they ended.
+    /// Counts the messages by their fate.
     fn counts(&self) -> BTreeMap<Fate, usize> {
         let mut counts = BTreeMap::new();
         for of in self.selected.values() {

@@ -23,10 +23,6 @@ pub(crate) struct TableArgs {
 
 impl TableArgs {
     /// Opens the table that the options name.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if no table is named, or an option is invalid.
     pub(crate) async fn open(&self) -> Result<DynamoStore, Error> {
         if !self.is_named() {
             return Err(Error::usage(

@@ -14,9 +14,9 @@ const MAX_RECORDS: usize = 1000;
 
 /// How many events at the start of a record have been sent or dead-lettered, by the record's sequence number.
 ///
-/// After a failure, Lambda resends the batch starting at one record, and a record can hold a thousand events.
-/// Without this, a record that takes longer than an invocation would start over each time. Another process
-/// doesn't know the progress, and sends the events again.
+/// After a failure, Lambda resends the batch starting at one record, and a record can hold a thousand events. Without this
+/// count, a record that takes longer than an invocation would start over each time. Another process doesn't know the
+/// progress, and sends the events again.
 #[derive(Debug, Default)]
 pub(crate) struct Progress(Mutex<HashMap<String, usize>>);
 

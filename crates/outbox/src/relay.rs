@@ -23,7 +23,7 @@ pub(crate) const ASSUMED_TIMEOUT: Duration = Duration::from_secs(60);
 /// Time reserved for the response.
 const RESERVE: Duration = Duration::from_millis(500);
 
-/// Age at which a stream's failed event goes to the dead-letter queue. Until then, it blocks all later records of its shard.
+/// Age at which a stream's failed event goes to the dead-letter queue. Until then, the event blocks all later records of its shard.
 const MAX_AGE: Duration = Duration::from_secs(15 * 60);
 
 /// Sends the events of an outbox table, one batch of its stream at a time. Clones share the clients.
@@ -42,10 +42,10 @@ const MAX_AGE: Duration = Duration::from_secs(15 * 60);
 /// | target rejects the event, or `OUTBOX_TARGETS` has none for its name | the event goes to the dead-letter queue, and the group continues |
 /// | dead-letter queue did not confirm the event | the same as if the target is not reachable |
 ///
-/// Events behind the first failure are sent again with it, so a target gets an event at least once. If the first
-/// failure is in a record with several events, this process does not resend the events before it. The target
-/// recognizes a duplicate by the id: message attribute `idempotencyKey`, deduplication id on FIFO, member
-/// `metadata.idempotencyKey` on EventBridge.
+/// Events behind the first failure are sent again with it, so a target gets an event at least once. If the first failure is
+/// in a record with several events, this process does not resend the events before it. The target recognizes a duplicate by
+/// the event's id. The id is in the message attribute `idempotencyKey`, on FIFO also in the deduplication id, and on
+/// EventBridge in `metadata.idempotencyKey`.
 ///
 /// ```no_run
 /// # async fn run() -> Result<(), lambda_runtime::Error> {
@@ -146,8 +146,8 @@ impl Relay {
         }
         self.log(report, request_id);
         let mut response = DynamoDbEventResponse::default();
-        // Lambda sends the batch again from the lowest number on, so we name only that. An empty number makes
-        // it send the whole batch again.
+        // Lambda sends the batch again from the lowest number on, so we name only that. An empty number makes Lambda send
+        // the whole batch again.
         let left = events_by_record(unsent.iter().map(|group| &group.events));
         let mut left = left.into_iter();
         let named = if flawed("the response names the last failure") {

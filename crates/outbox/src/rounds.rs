@@ -31,7 +31,7 @@ const EARLIER_SILENCE: &str = "the target did not respond to an earlier call of 
 /// Error codes if KMS throttles requests for a target's key: one from SNS, and one from each of the two protocols of SQS.
 const KMS_THROTTLING: [&str; 3] = ["KMSThrottling", "KMS.ThrottlingException", "KmsThrottled"];
 
-/// How one event ended in this batch.
+/// The fate of one event in this batch.
 enum EventEnd {
     Sent,
     DeadLettered(String),
@@ -61,8 +61,8 @@ impl Rounds {
         }
     }
 
-    /// Returns whether an event that failed goes to the dead-letter queue. It must be old, and we must have called its
-    /// target. If the target throttled the call, the event stays, because a target that throttles works.
+    /// Returns whether an event that failed goes to the dead-letter queue. The event must be old, and we must have called
+    /// its target. If the target throttled the call, the event stays, because a target that throttles works.
     fn gives_up(&self, event: &Pending, why: &str) -> bool {
         let is_old = (event.published_at.zip(self.oldest))
             .is_some_and(|(published_at, oldest)| published_at < oldest);
@@ -72,7 +72,7 @@ impl Rounds {
     }
 }
 
-/// A group's events that were not sent. If one failed, it is the first.
+/// A group's events that were not sent. If an event failed, it is the first.
 #[derive(Debug)]
 pub(crate) struct Unsent {
     pub(crate) events: Group,
@@ -116,7 +116,7 @@ impl Relay {
         unsent
     }
 
-    /// Sends the first event of each group. Returns how each ended, in the order of the groups.
+    /// Sends the first event of each group. Returns what became of each, in the order of the groups.
     async fn send_first_of_each(&self, groups: &[Group], run: &mut Rounds) -> Vec<EventEnd> {
         let heads: Vec<&Pending> = groups.iter().filter_map(Group::front).collect();
         let mut sent = self.send(&heads, run).await;
@@ -219,7 +219,7 @@ fn is_throttled(code: &str) -> bool {
     is_contended(code) || KMS_THROTTLING.contains(&code)
 }
 
-/// Reports how a group's first event ended. Returns whether the next event may be sent.
+/// Reports what became of a group's first event. Returns whether the next event may be sent.
 fn settle(group: &Group, end: EventEnd, report: &mut RelayReport) -> bool {
     let Some(first) = group.front() else {
         return true;

@@ -263,15 +263,15 @@ impl Sender {
     }
 }
 
-/// Returns the detail of an EventBridge entry. It must be an object, and it contains the metadata because an entry has no
-/// attributes.
+/// Returns the detail of an EventBridge entry. The detail must be an object, and contains the metadata, because an entry
+/// has no attributes.
 fn detail(event: &Published) -> String {
     let metadata = serde_json::json!({ ID: event.id, "group": event.group });
     format!(r#"{{"metadata":{metadata},"data":{}}}"#, event.body)
 }
 
-/// Returns the message group of an entry. An event without a group has its id as group. On a standard queue or
-/// topic we leave that out, because fair queues would treat each event as a tenant.
+/// Returns the message group of an entry. An event without a group has its id as group. On a standard queue or topic we
+/// leave the id out, because fair queues would treat each event as a tenant.
 fn message_group(event: &Published, fifo: bool) -> Option<String> {
     (fifo || event.group != event.id).then(|| event.group.clone())
 }

@@ -43,7 +43,7 @@ struct Member {
 }
 
 impl Image {
-    /// Returns the events in order. `None` if the item is incomplete.
+    /// Returns the events in order, or `None` if the item is incomplete.
     fn into_members(self) -> Option<Vec<Member>> {
         match self.events {
             Some(events) => (!events.is_empty()).then_some(events),
@@ -86,7 +86,7 @@ fn pending(position: i64, record: EventRecord) -> Vec<Pending> {
         Some((group, published_at, image.into_members()?))
     });
     let Some((group, published_at, members)) = members else {
-        // The item's key is enough to find it. We don't know its other attributes.
+        // The item's key is enough to find the item. We don't know its other attributes.
         let event = Published {
             id: record.event_id.clone(),
             group: record.event_id,

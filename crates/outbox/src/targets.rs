@@ -47,7 +47,7 @@ impl Targets {
 }
 
 impl Target {
-    /// Returns the queue with this URL. `None` if the text is not a URL.
+    /// Returns the queue with this URL, or `None` if the text is not a URL.
     pub(crate) fn queue(url: &str) -> Option<Self> {
         let is_url = url.starts_with("https://") || url.starts_with("http://");
         is_url.then(|| Self::Queue {

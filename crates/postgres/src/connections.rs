@@ -72,7 +72,7 @@ impl Connections {
         }
     }
 
-    /// Closes the connections that are idle now. If one was found dead, after a failover or a freeze, the others are dead too.
+    /// Closes the connections that are idle now. If one was found dead, after a failover or a freeze, the others are also dead.
     pub(super) fn close_idle(&self) {
         while let Some(idle) = self.pool.try_acquire() {
             drop(idle.detach());

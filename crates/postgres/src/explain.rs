@@ -64,8 +64,8 @@ const STATES: &[SqlState] = {
         state("23", Kept, Invalid, true, false),
         // Read-only transaction: a failover demoted the server.
         state("25006", Useless, Unanswered, true, true),
-        // The prepared statement doesn't exist, or its name is already taken: something like DISCARD ALL has
-        // changed the session behind sqlx's back.
+        // The prepared statement doesn't exist, or its name is already taken. Something like DISCARD ALL has changed the
+        // session behind sqlx's back.
         state("26000", Useless, Unanswered, true, true),
         state("42P05", Useless, Unanswered, true, true),
         // Login rejected. A rotation may change the password in the database before it changes the secret.
@@ -136,8 +136,8 @@ fn state_of(error: &PgDatabaseError) -> SqlState {
     state
 }
 
-/// Returns whether there is a pooler in front of the server. It has either rejected the login because of a
-/// parameter that PostgreSQL accepts, or opened the session without [`DIRECT`].
+/// Returns whether there is a pooler in front of the server. A pooler either rejects the login because of a parameter that
+/// PostgreSQL accepts, or opens the session without [`DIRECT`].
 fn is_from_pooler(error: &PgDatabaseError) -> bool {
     let says = |words: &str| error.message().contains(words);
     match error.severity() {
@@ -263,7 +263,6 @@ pub fn explain(error: &Error) -> String {
 }
 
 fn code(error: &Error) -> Option<&str> {
-    // A SQLSTATE has five characters. A server that is not PostgreSQL may send anything.
     let code = database_error(error)?.code();
     (code.len() == 5 && code.is_ascii()).then_some(code)
 }

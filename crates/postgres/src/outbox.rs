@@ -1,8 +1,8 @@
 //! The table of published events, `sqs_once_outbox`.
 //!
-//! A group's rows are in commit order: a transaction locks the groups of its events before their rows get
-//! numbers, and PostgreSQL releases the locks after the commit. So no new row of a group can appear before a
-//! row that was already read. An event without a group has no order and takes no lock.
+//! A group's rows are in commit order. A transaction locks the groups of its events before their rows get numbers, and
+//! PostgreSQL releases the locks after the commit. So no new row of a group can appear before a row that was already read.
+//! An event without a group has no order and takes no lock.
 
 use sqlx::{AssertSqlSafe, Error, PgConnection};
 
@@ -10,8 +10,8 @@ use sqs_once::{internal::Published, protocol::Timestamp};
 
 /// Locks the groups, and inserts the events in order.
 ///
-/// All transactions lock groups in the same order, so that no two of them deadlock. The join needs the number
-/// of locks, which isn't known before the last lock is taken, so no row gets its number before that.
+/// All transactions lock groups in the same order, so that no two of them deadlock. The join needs the number of locks,
+/// which is known only when the last lock is taken. So no row gets its number earlier.
 ///
 /// Groups share 256 locks, because a server's lock table has room for only a few thousand across all sessions.
 /// The number of the first lock keeps them apart from the application's own locks.

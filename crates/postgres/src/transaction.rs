@@ -14,10 +14,10 @@ use sqs_once::{Attempt, Event, Failure, internal::HandlerOutput};
 
 /// The transaction of an attempt. Only the library commits it, together with the record.
 ///
-/// It dereferences to a [`PgConnection`]: pass `&mut *tx` to sqlx. `tx.begin()` of [`sqlx::Connection`] makes a
-/// savepoint. If that fails, or if you drop its future, as a timeout does, sqlx also rolls back the enclosing
-/// savepoint, or the whole transaction if there is none. Return an error then, because a later statement would
-/// run outside the transaction.
+/// A `Transaction` dereferences to a [`PgConnection`]: pass `&mut *tx` to sqlx. `tx.begin()` of [`sqlx::Connection`] makes
+/// a savepoint. If that fails, or if you drop its future, as a timeout does, sqlx also rolls back the enclosing savepoint,
+/// or the whole transaction if there is none. Return an error then, because a later statement would run outside the
+/// transaction.
 ///
 /// [`done`](Self::done) returns the transaction together with the handler's output. If the handler fails,
 /// panics or is cut off, the transaction is rolled back.

@@ -48,12 +48,12 @@ pub(crate) const MEMORY_OF_A_VCPU: u32 = 1769;
 /// The smallest memory size of a function, in MB.
 pub(crate) const LEAST_MEMORY: u32 = 128;
 
-/// CPU time that one message needs after handlers are cut off, on a whole vCPU: for its part of the response, its metrics, and
-/// its memory to be freed. We measured 3.4 µs (10,000 messages, on 7 % of a core) and left room for slower cores.
+/// CPU time on a whole vCPU that one message needs after handlers are cut off: for its part of the response, for its
+/// metrics, and to free its memory. We measured 3.4 µs (10,000 messages, on 7 % of a core) and left room for slower cores.
 const WORK_PER_MESSAGE: Duration = Duration::from_micros(10);
 
-/// Time that each message needs after the cutoff in a function with this much memory. More than one vCPU does not
-/// help, because a single thread does this work.
+/// Returns the time that each message needs after the cutoff in a function with this much memory. More than one vCPU does
+/// not help, because a single thread does this work.
 pub(crate) fn reserve_per_message(memory_mb: u32) -> Duration {
     WORK_PER_MESSAGE * MEMORY_OF_A_VCPU / memory_mb.clamp(LEAST_MEMORY, MEMORY_OF_A_VCPU)
 }

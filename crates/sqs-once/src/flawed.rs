@@ -1,6 +1,6 @@
-//! [`flawed`]: makes the product misbehave at one place on demand, to prove that tests notice it. In the simulation, a feature
-//! switches flaws on; in all other tests, `make flaws` does so by `--cfg flaws`. Otherwise `flawed` is `false`, and the compiler
-//! drops the code behind it.
+//! [`flawed`]: makes the product misbehave at one place on demand, to prove that tests notice it. In the simulation, a
+//! feature switches flaws on. In all other tests, `make flaws` does so by `--cfg flaws`. Otherwise `flawed` is `false`, and
+//! the compiler drops the code behind it.
 
 #[cfg(feature = "simulation")]
 use std::cell::Cell;

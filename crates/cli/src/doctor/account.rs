@@ -236,7 +236,7 @@ impl Account {
             })
     }
 
-    /// Reads the attributes of the queue with this ARN. `None` if there is no such queue.
+    /// Reads the attributes of the queue with this ARN, or returns `None` if it does not exist.
     pub(super) async fn queue(&self, arn: &str) -> Result<Option<QueueAttributes>, Error> {
         let Some(queue) = NamedQueue::find_existing(&self.config, arn).await? else {
             return Ok(None);
@@ -253,7 +253,7 @@ impl Account {
         Ok(Some(QueueAttributes(read.attributes.unwrap_or_default())))
     }
 
-    /// Reads a table. `None` if there is no such table.
+    /// Reads a table. Returns `None` if it does not exist.
     pub(super) async fn table(&self, name: &str) -> Result<Option<TableDescription>, Error> {
         match self.dynamodb.describe_table().table_name(name).send().await {
             Ok(described) => Ok(described.table),
@@ -265,7 +265,7 @@ impl Account {
         }
     }
 
-    /// Returns a table's TTL attribute. `None` if TTL is off.
+    /// Returns a table's TTL attribute, or `None` if TTL is off.
     pub(super) async fn ttl(&self, table: &str) -> Result<Option<String>, Error> {
         let request = self.dynamodb.describe_time_to_live().table_name(table);
         let read = request.send().await.map_err(|error| {
@@ -304,7 +304,7 @@ impl Account {
         Ok(false)
     }
 
-    /// Returns whether an event target exists. It is a queue's URL, or the ARN of a topic or an event bus.
+    /// Returns whether an event target exists. The target is a queue's URL, or the ARN of a topic or an event bus.
     pub(super) async fn has_target(&self, target: &str) -> Result<bool, Error> {
         if target.starts_with("http") {
             let read = self
@@ -324,10 +324,6 @@ impl Account {
 
     /// Returns the actions that a role is denied on a resource, each with the condition keys whose values the
     /// simulation did not know.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if IAM did not respond, or the caller may not ask.
     pub(super) async fn denied(
         &self,
         role: &str,

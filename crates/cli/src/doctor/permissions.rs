@@ -29,7 +29,7 @@ impl Needed {
 }
 
 const PUT: &str = "dynamodb:PutItem";
-/// A role that may put records can do without these in inbox mode.
+/// In inbox mode, a role that may put records can do without these actions.
 const CLAIMS: [&str; 2] = ["dynamodb:UpdateItem", "dynamodb:GetItem"];
 
 /// Returns the permissions that a consumer's claims need on the table of records.

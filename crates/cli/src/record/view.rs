@@ -93,7 +93,7 @@ impl<'a> View<'a> {
         let record = match &self.stored.record {
             Ok(record) => record,
             Err(found) => {
-                // If it isn't JSON, we show it as text.
+                // If the item isn't JSON, we show it as text.
                 let raw = serde_json::from_str(&found.raw).unwrap_or_else(|_| json!(found.raw));
                 return json!({"key": key, "unreadable": found.reason, "raw": raw});
             }

@@ -66,7 +66,7 @@ pub(super) fn groups(rows: Vec<Row>) -> Vec<Group> {
     groups
 }
 
-/// Returns the limits of the transaction. It is `READ COMMITTED`, because with stricter isolation a row that
+/// Returns the limits of the transaction. The transaction is `READ COMMITTED`, because with stricter isolation a row that
 /// another relay has sent would be an error instead of being left out.
 pub(super) fn limits(deadline: Deadline) -> Limits {
     Limits {

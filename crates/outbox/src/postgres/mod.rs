@@ -30,8 +30,8 @@ const RESERVE: Duration = Duration::from_secs(2);
 const MIN_TIME_TO_START: Duration = Duration::from_secs(5);
 /// Maximum number of rows in a transaction. If there are few groups, they share these rows.
 const MAX_ROWS: usize = 500;
-/// How long we read only groups that are known to have more events, before we look at all groups again, which
-/// may read every row of the table.
+/// How long we read only groups that are known to have more events. Then we look at all groups again, which may read every
+/// row of the table.
 const TIME_TO_NEXT_LOOK: Duration = Duration::from_secs(5);
 /// Sends the events that [`PostgresMode`](sqs_once_postgres::PostgresMode) has recorded in `sqs_once_outbox`.
 /// Clones share the pool and the clients.
@@ -59,8 +59,8 @@ const TIME_TO_NEXT_LOOK: Duration = Duration::from_secs(5);
 ///    the dead-letter queue.
 /// 3. Delete the rows of sent and dead-lettered events. If an event failed, postpone its group by 5 seconds
 ///    to 5 minutes.
-/// 4. `COMMIT` and start again, until no group is due or the time is up. For five seconds, only groups that
-///    have more events take part, then all groups again.
+/// 4. `COMMIT` and start again, until no group is due or the time is up. For up to five seconds, the next transactions take
+///    only the groups that have more events. After that, the relay looks at all groups again.
 ///
 /// If the relay crashes, PostgreSQL ends the transaction, and the events are sent again: a target gets an event
 /// at least once. If the process is frozen, the server ends the transaction: PostgreSQL 17 and later do so one
@@ -96,7 +96,7 @@ impl Relayed {
 }
 
 impl PostgresRelay {
-    /// Creates a relay that sends events from the database of `store`, as `relay` sends them. It needs one connection.
+    /// Creates a relay that sends events from the database of `store`, as `relay` sends them. The relay needs one connection.
     #[must_use]
     pub const fn new(relay: Relay, store: PostgresStore) -> Self {
         Self { relay, store }

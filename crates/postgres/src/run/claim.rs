@@ -17,7 +17,7 @@ use crate::{
 /// A record that an open transaction locks.
 #[derive(Debug)]
 pub(crate) struct Locked {
-    /// The record as this claim would write it. It is written only when the attempt ends.
+    /// The record of this claim, which we write only when the attempt ends.
     pub(crate) record: Record,
     /// The earlier record, unless it was past its retention.
     pub(crate) replaced: Option<Record>,

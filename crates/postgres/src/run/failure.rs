@@ -24,8 +24,8 @@ impl PostgresRun<'_> {
         tx: Arc<Mutex<TransactionConnection>>,
         end: NoOutput,
     ) -> Outcome {
-        // A task that the handler spawned may still hold the transaction. Its connection is then closed when
-        // the last reference is dropped.
+        // A task that the handler spawned may still hold the transaction. The connection is then closed when the last
+        // reference is dropped.
         let mut tx = tx.try_lock_owned().ok();
         if let (Some(tx), NoOutput::Failed(failure)) = (&mut tx, &end)
             && is_caused_by_connection(failure.error())

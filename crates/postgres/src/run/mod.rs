@@ -162,7 +162,7 @@ impl PostgresRun<'_> {
         &self.operation.key
     }
 
-    /// Returns the answer to requests. `None` if it doesn't come while there is time for writes.
+    /// Returns the answer to requests, or `None` if it doesn't come while there is time for writes.
     async fn in_time<T>(&self, requests: impl Future<Output = T>) -> Option<T> {
         let Operation {
             deadline, meter, ..

@@ -44,13 +44,13 @@ use sqs_once::{
 ///
 /// # Statements
 ///
-/// A swap that expects no record is `INSERT ... ON CONFLICT DO NOTHING`. One that expects a record is an `UPDATE` with the
-/// condition that owner and version are as expected. If it wrote no row, a `SELECT` reads the current record.
+/// A swap that expects no record is `INSERT ... ON CONFLICT DO NOTHING`. A swap that expects a record is an `UPDATE` with
+/// the condition that owner and version are as expected. If a swap wrote no row, a `SELECT` reads the current record.
 ///
 /// # Retention
 ///
-/// After its first completion, and after every 50 more, a process deletes at most 100 expired records, which is twice as
-/// many as it has made since the last time. Claims treat an expired record as absent, whether or not it is deleted.
+/// After its first completion, and after every 50 more, a process deletes at most 100 expired records. Claims treat an
+/// expired record as absent, whether or not it is deleted.
 #[derive(Clone, Debug)]
 pub struct PostgresStore {
     connections: Connections,
@@ -80,9 +80,9 @@ impl PostgresStore {
         }
     }
 
-    /// Sets a function that returns short-lived passwords, such as IAM tokens or a secret that is rotated. When
-    /// the server rejects a login (28P01 or 28000), the store calls `password` with the pool's options, gives
-    /// the pool the options that it returns, and tries once more. Open connections stay open.
+    /// Sets a function that returns short-lived passwords, such as IAM tokens or a secret that is rotated. When the server
+    /// rejects a login (28P01 or 28000), the store calls `password` with the pool's options. It gives the pool the options
+    /// that `password` returns, and tries once more. Open connections stay open.
     ///
     /// If `password` returns an error, the message goes back to the queue, and the error's text is logged.
     ///
@@ -155,8 +155,8 @@ impl PostgresStore {
         TransactionConnection::run(&self.connections, time_left, requests).await
     }
 
-    /// Counts a completion. After every [`DELETION_PERIOD`] of them, deletes expired records. That may take up to a second,
-    /// or a quarter of `time_left` if that is less. Logs failures.
+    /// Counts a completion. After every [`DELETION_PERIOD`] completions, deletes expired records. The deletion may take up
+    /// to a second, or a quarter of `time_left` if that is less. Logs failures.
     pub(crate) async fn completed(&self, now: Timestamp, time_left: Duration) {
         let completed = self.completions.fetch_add(1, Relaxed);
         if !completed.is_multiple_of(DELETION_PERIOD) {

@@ -51,8 +51,8 @@ const READ: &str = concat!(
 );
 const INSERT_ABSENT: &str = concat!(insert!(), " ON CONFLICT (id) DO NOTHING");
 const UPDATE_UNCHANGED: &str = concat!(update!(), " AND owner = $10 AND version = $11");
-/// A single statement that always returns the record, and locks it until the transaction ends. It waits for a
-/// concurrent transaction with the same key. It also lets later statements wait longer for a lock.
+/// A single statement that always returns the record, and locks it until the transaction ends. The statement waits for a
+/// concurrent transaction with the same key, and lets later statements wait longer for a lock.
 const INSERT_OR_LOCK: &str = concat!(
     insert!(),
     " ON CONFLICT (id) DO UPDATE SET id = r.id RETURNING ",
@@ -173,7 +173,7 @@ pub(super) fn int(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }
 
-/// PostgreSQL's text can't contain U+0000. This control character marks escaped ones.
+/// PostgreSQL's text can't contain U+0000. This control character marks an escaped one.
 const ESCAPE: char = '\u{1}';
 
 /// Returns a text as we store it: unchanged, unless it contains U+0000 or [`ESCAPE`].

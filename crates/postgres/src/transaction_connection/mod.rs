@@ -20,7 +20,7 @@ use super::{connections::Connections, explain::is_connection_lost};
 pub use limits::Limits;
 pub(crate) use tries::Tries;
 
-/// A connection from a pool. Dropping it closes it, unless the server has responded to the last request.
+/// A connection from a pool. Dropping it closes the connection, unless the server has responded to the last request.
 ///
 /// A dropped future may leave a request on the wire. sqlx would keep that connection, even after a cancelled
 /// `begin()` whose transaction is still open (sqlx issues 4385 and 4393). We close it, which ends the
@@ -36,12 +36,12 @@ pub struct TransactionConnection {
 /// How long a request without a time limit waits for a connection.
 const ACQUIRE_TIME: Duration = Duration::from_secs(10);
 
-/// How long requests on a used connection may take, so that we replace one that went silent in a freeze. A new
-/// connection has no prepared statements yet, and needs two round trips for each.
+/// How long a request on a used connection may take. After that we replace the connection, because it may have gone silent
+/// in a freeze. A new connection has no prepared statements yet, and needs two round trips for each.
 const MAX_SILENCE: Duration = Duration::from_secs(5);
 
 impl TransactionConnection {
-    /// Takes a connection from the pool. Until its first response, it may be dead.
+    /// Takes a connection from the pool. Until its first response, the connection may be dead.
     async fn acquire(connections: &Connections, until: Instant) -> Result<Self, Error> {
         loop {
             let connection = match timeout_at(until, connections.acquire()).await {
@@ -60,8 +60,8 @@ impl TransactionConnection {
         }
     }
 
-    /// Takes a connection from the pool and opens a transaction. If the server has closed this connection,
-    /// tries the next one, which is safe because nothing was sent before `BEGIN`.
+    /// Takes a connection from the pool and opens a transaction. If the server has closed this connection, tries the next
+    /// one. This is safe, because nothing was sent before `BEGIN`.
     pub(crate) async fn begin(
         connections: &Connections,
         limits: Limits,

@@ -56,7 +56,7 @@ impl<'a> Tries<'a> {
     ///
     /// # Errors
     ///
-    /// The same error, if the connection is not lost or no other one may be tried.
+    /// Returns the same error if the connection is not lost or no other one may be tried.
     pub(crate) async fn failed(
         &mut self,
         mut tx: TransactionConnection,

@@ -24,8 +24,8 @@ const REST: Duration = Duration::from_secs(5);
 /// Maximum number of connections that we watch.
 const MOST: usize = 512;
 
-/// A connector that gives a request less time if its connection has rested. After one rested connection has
-/// failed, it uses none of the others.
+/// A connector that gives a request less time if its connection has rested. After one rested connection has failed, the
+/// connector uses none of the others.
 ///
 /// While Lambda has a process frozen, every pooled connection can die, with or without notice. With one time limit
 /// for all requests, we couldn't tell a dead connection from a slow table. How long the connection was idle tells us.
@@ -75,7 +75,7 @@ impl Watched {
 
 impl HttpConnector for Watched {
     fn call(&self, mut request: HttpRequest) -> HttpConnectorFuture {
-        // The SDK's connection-poisoning interceptor has normally attached a capture to the request already; we reuse it.
+        // The SDK's connection-poisoning interceptor has normally attached a capture to the request already, which we reuse.
         let captured = request.extension::<CaptureSmithyConnection>().cloned();
         let used = captured.unwrap_or_else(|| {
             let capture = CaptureSmithyConnection::new();

@@ -26,8 +26,8 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// Time limit for a request on a connection that has rested.
 const RESTED_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Returns an SDK configuration for Lambda: Region, credentials and endpoint from the environment, one HTTP
-/// client for the life of the process, and timeouts and retries for a caller that has seconds, not minutes.
+/// Returns an SDK configuration for Lambda. Region, credentials and endpoint come from the environment, and one HTTP client
+/// lives as long as the process. Timeouts and retries suit a caller that has seconds, not minutes.
 ///
 /// | bound | value | why |
 /// | --- | --- | --- |

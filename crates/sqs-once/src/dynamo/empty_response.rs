@@ -9,11 +9,11 @@ use aws_sdk_dynamodb::{
     error::BoxError,
 };
 
-/// Returns the same client with a check that fails 200 responses with an empty body.
+/// Returns the same client, which now rejects 200 responses with an empty body.
 ///
-/// Even the shortest response of DynamoDB is `{}`, but the SDK reads an empty body as `{}` too. So a proxy that
-/// sends an empty body would confirm a write that DynamoDB never made, and the consumer would acknowledge a
-/// message without a record.
+/// Even the shortest response of DynamoDB is `{}`, but the SDK also reads an empty body as `{}`. So a proxy that sends an
+/// empty body would confirm a write that DynamoDB never made, and the consumer would acknowledge a message without a
+/// record.
 #[expect(
     clippy::needless_pass_by_value,
     reason = "callers must not use the client without the check any more"

@@ -53,8 +53,8 @@ where
 /// The variable from which the SDK takes the account of DynamoDB's endpoint.
 const ACCOUNT_ID: &str = "AWS_ACCOUNT_ID";
 
-/// Explains a request that got no response. If it was not sent and [`ACCOUNT_ID`] is set, that may be the cause, so the text
-/// says so.
+/// Explains a request that got no response. If the request was not sent and [`ACCOUNT_ID`] is set, the text names the
+/// variable as a possible cause.
 fn unsent<E: Error + 'static>(error: &SdkError<E>, account_is_set: bool) -> String {
     let why = unanswered(error);
     let (SdkError::DispatchFailure(_) | SdkError::ConstructionFailure(_)) = error else {

@@ -14,7 +14,7 @@ use aws_sdk_dynamodb::{Client, config::retry::RetryConfig};
 
 /// Returns the same client without the SDK's retries.
 ///
-/// Use it for requests that the caller retries until a deadline. They must not use up the SDK's retry quota,
+/// Use it for requests that the caller retries until a deadline. These requests must not use up the SDK's retry quota,
 /// which all requests of a client share.
 pub(crate) fn without_retries(client: &Client) -> Client {
     let config = client.config().to_builder();

@@ -36,7 +36,7 @@ pub enum Refused {
 }
 
 impl Refused {
-    /// Asks the handler's `decide` what to write instead. Without one, and after an invalid write, the operation fails
+    /// Asks the handler's `decide` what to write instead. Without `decide`, and after an invalid write, the operation fails
     /// permanently.
     pub(crate) fn ask<T>(self, decide: Option<OnConditionFailed<T>>) -> Result<T, Failure> {
         match (self, decide) {
@@ -102,8 +102,8 @@ impl Writes {
         self.writes.iter().chain(puts).collect()
     }
 
-    /// Returns the transaction of a swap. If the worker repeats the swap, it sends the same bytes again: DynamoDB refuses a
-    /// different request under the same token, and a rebuilt map of names would have another order.
+    /// Returns the transaction of a swap. If the worker repeats the swap, it sends the same bytes again. A rebuilt map of
+    /// names would have another order, and DynamoDB refuses a different request under the same token.
     pub(crate) fn transaction(
         &self,
         swap: &Swap,
@@ -127,8 +127,8 @@ pub(crate) struct RecordTransaction {
     pub(crate) puts: Vec<Write<TransactWriteItem>>,
 }
 
-/// Returns the `ClientRequestToken` of a swap, at most 36 characters: the owner's 22, and the version's last digits, which tell
-/// the few swaps of a claim apart.
+/// Returns the `ClientRequestToken` of a swap: the owner's 22 characters and the version's last digits, which tell the few
+/// swaps of a claim apart. DynamoDB allows 36 characters.
 #[must_use]
 pub fn token(swap: &Swap) -> String {
     let stamp = &swap.to.stamp;

@@ -64,7 +64,7 @@ impl Event {
         self.name.len() + self.body.as_ref().map_or(0, String::len)
     }
 
-    /// Returns the group as the handler gave it, before it is shortened. `None` if the event has no group.
+    /// Returns the group as the handler gave it, before it is shortened, or `None` if the event has no group.
     #[must_use]
     pub fn group_name(&self) -> Option<&str> {
         self.group.as_deref()
@@ -87,8 +87,8 @@ impl Event {
     /// Sets the group, such as the customer or the account. The relay sends the events of one group in the
     /// order of their commits. Events without a group have no order.
     ///
-    /// On queues and topics, the group becomes the `MessageGroupId`. A standard queue with fair queues treats it as the tenant.
-    /// If an event has no group, a FIFO queue or topic gets one that no other event shares.
+    /// On queues and topics, the group becomes the `MessageGroupId`. A standard queue with fair queues treats it as the
+    /// tenant. On a FIFO queue or topic, an event without a group gets one of its own.
     #[must_use]
     pub fn group(self, group: impl Into<String>) -> Self {
         Self {

@@ -216,7 +216,7 @@ impl Attempt {
     /// Returns the prior attempt that may have had its effect without a record of it, or `None` if there was
     /// none. Look for its effect before you repeat it.
     ///
-    /// Look before you return a permanent failure, too. Otherwise the record says that the operation failed,
+    /// Also look for it before you return a permanent failure. Otherwise the record says that the operation failed,
     /// although the prior attempt may have had its effect.
     ///
     /// ```

@@ -49,9 +49,9 @@ use super::{DeliveryMetadata, InvalidMessage, without_bom};
 pub trait FromMessage: Sized + Send {
     /// Creates the value from the body, without its envelope, and from the delivery with its message attributes.
     ///
-    /// This is part of the attempt: it happens after the claim, and if it panics or ends the process, the message
-    /// is retried and the next attempt sees the prior one. Nothing limits its time and memory but your own code. An error is final,
-    /// so the same message must always give the same result: don't ask another system here.
+    /// The conversion is part of the attempt, after the claim. If it panics or ends the process, the message is retried,
+    /// and the next attempt sees the prior one. Nothing limits its time and memory but your own code. An error is final, so
+    /// the same message must always give the same result: don't ask another system here.
     ///
     /// # Errors
     ///

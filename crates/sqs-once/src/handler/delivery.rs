@@ -10,7 +10,7 @@ use crate::protocol::Timestamp;
 pub struct Delivery(Arc<DeliveryMetadata>);
 
 /// The facts of a delivery. [`Attempt::delivery`](crate::Attempt::delivery) returns them to a handler, and functions that
-/// make keys, spans and messages get them too.
+/// make keys, spans and messages also get them.
 #[derive(Clone, Debug, Default)]
 pub struct DeliveryMetadata {
     /// The message id.
@@ -45,8 +45,8 @@ pub struct DeliveryMetadata {
     /// The facts of the removed envelope (`CONSUMER_ENVELOPE=auto`), or of the innermost if there were several. `None`
     /// if there was no envelope.
     pub envelope: Option<EnvelopeMetadata>,
-    /// The request id of the Lambda invocation, which its messages share, for the handler's own logs and requests. `None`
-    /// outside an invocation.
+    /// The request id of the Lambda invocation, for the handler's own logs and requests. All messages of an invocation
+    /// share it. `None` outside an invocation.
     pub request_id: Option<Arc<str>>,
 }
 

@@ -16,14 +16,14 @@ pub(super) type BoxError = Box<dyn Error + Send + Sync>;
 /// | [permanent, no effect](Self::permanent_no_effect) | [`.permanent_no_effect()?`](ResultExt::permanent_no_effect) | `FAILED`, with the error | does not run for this message; a later message does not see this attempt |
 /// | [declined](Self::declined) | [`.declined()?`](ResultExt::declined) | `FAILED`, with the error; no attempt is open | does not run for this message; a later message sees no attempt, and has a new [call key](crate::Attempt::call_key) |
 ///
-/// `?` accepts every error type, `anyhow::Error`, `Box<dyn Error + Send + Sync>` and strings. It makes a
-/// *retryable* failure, because a request that timed out may have had its effect.
+/// `?` accepts every error type, `anyhow::Error`, `Box<dyn Error + Send + Sync>` and strings. `?` makes a *retryable*
+/// failure, because a request that timed out may have had its effect.
 ///
 /// An error type of your own keeps its kinds if it implements [`Classify`].
 ///
-/// The text of the error and its causes is logged. If the failure is permanent, the record stores the text
-/// too. Keep payload out of it. The error texts of `serde_json` quote the JSON that it can't read, so a `Failure`
-/// replaces them, as [`InvalidMessage::json`] does.
+/// The text of the error and its causes is logged. If the failure is permanent, the record also stores the text. Keep
+/// payload out of it. The error texts of `serde_json` quote the JSON that it can't read, so a `Failure` replaces them, as
+/// [`InvalidMessage::json`] does.
 ///
 /// ```
 /// use std::net::{SocketAddr, TcpStream};
@@ -121,7 +121,7 @@ impl Failure {
     }
 
     /// Creates a permanent failure after the called system has answered that it did nothing for this attempt's
-    /// [call key](crate::Attempt::call_key) and never will: a declined card, for example.
+    /// [call key](crate::Attempt::call_key) and never will, for example because the card was declined.
     ///
     /// Use it only for a system that got the call key and honours it. Such a system would have answered with an earlier success, so
     /// no attempt is open any more. The next attempt, for a later message or after a redrive, has a new call key, so the system
@@ -175,11 +175,11 @@ impl Failure {
     }
 
     /// Says that the called system refuses all requests until the wait of [`retry_after`](Self::retry_after) is over, as
-    /// after a 429 for the whole account. Until then, but no longer than the backoff's cap, this process claims no messages,
-    /// not even at their first receive: the circuit breaker is open.
+    /// after a 429 for the whole account. Until then, but no longer than the backoff's cap, the circuit breaker is open:
+    /// this process claims no messages, not even at their first receive.
     ///
-    /// The messages of all tenants wait, so don't use it if only one tenant has reached a limit. It has no effect without
-    /// [`retry_after`](Self::retry_after), in a permanent failure, or if the circuit breaker is off.
+    /// The messages of all tenants wait, so don't use `for_all` if only one tenant has reached a limit. It has no effect
+    /// without [`retry_after`](Self::retry_after), in a permanent failure, or if the circuit breaker is off.
     ///
     /// ```
     /// use std::time::Duration;

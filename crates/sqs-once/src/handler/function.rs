@@ -44,7 +44,7 @@ where
 
 /// Turns an async function that borrows its state (clients, a connection pool, settings) into a [`Handler`].
 ///
-/// This is like [`handler_fn`], but the function's first argument is a reference to the state. All messages share the state.
+/// Works like [`handler_fn`], but the function's first argument is a reference to the state. All messages share the state.
 ///
 /// ```
 /// use sqs_once::{Attempt, Failure, handler_with};

@@ -23,7 +23,7 @@ pub struct PriorAttempt {
     pub first_claimed_at: Option<Timestamp>,
     /// How the last handler that ran ended; `None` if unknown, as after a crash.
     pub last_end: Option<AttemptEnd>,
-    /// True if one of them may have had another payload. A lookup asks only about this message's payload.
+    /// True if one of the attempts may have had another payload. A lookup asks only about this message's payload.
     pub other_payload: bool,
 }
 
@@ -49,8 +49,7 @@ impl History {
         self.prior.is_some()
     }
 
-    /// Returns whether an attempt is open and the last handler that ran crashed, panicked or was cut off at the deadline,
-    /// rather than returned a failure.
+    /// Returns whether an attempt is open and the last handler that ran crashed, panicked or was cut off at the deadline.
     pub fn is_takeover(&self) -> bool {
         let returned = [
             Some(AttemptEnd::Retryable),

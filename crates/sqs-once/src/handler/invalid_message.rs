@@ -38,9 +38,9 @@ impl InvalidMessage {
 
     /// Creates the error for a body that is not the JSON that the handler takes.
     ///
-    /// serde's own error texts quote the payload ("invalid type: string \"4242…\""), except for a missing field, where they quote
-    /// the handler's type. A path would quote payload too, because the keys of a map are payload. The only value that we quote is
-    /// the name of an unknown variant, if it looks like a name.
+    /// serde's own error texts quote the payload ("invalid type: string \"4242…\""), except for a missing field, where they
+    /// quote the handler's type. A path would also quote payload, because the keys of a map are payload. The only value
+    /// that we quote is the name of an unknown variant, if it looks like a name.
     pub fn json(error: &serde_json::Error) -> Self {
         Self(format!(
             "the body can't be read: {}",
@@ -59,7 +59,7 @@ impl InvalidMessage {
         })
     }
 
-    /// Returns the error for a body that is a JSON string with JSON inside. `None` for other bodies.
+    /// Returns the error for a body that is a JSON string with JSON inside, or `None` for other bodies.
     pub(crate) fn encoded_twice(body: &str) -> Option<Self> {
         let json = without_bom(body);
         if !json.trim_start().starts_with('"') {
@@ -109,8 +109,8 @@ fn looks_like_base64(text: &str) -> bool {
     letters.len() >= MIN_BASE64 && text.len() - letters.len() <= 2 && letters.chars().all(is_letter)
 }
 
-/// Returns serde's text about an unknown variant, without the variant's name if that may be payload. `None`
-/// for other texts. The names after "expected" are those of the handler's type.
+/// Returns serde's text about an unknown variant, or `None` for other texts. Leaves out the variant's name if it may be
+/// payload. The names after "expected" are those of the handler's type.
 fn unknown_variant(text: &str) -> Option<String> {
     let (name, expected) = text
         .strip_prefix("unknown variant `")?

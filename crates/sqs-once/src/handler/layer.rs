@@ -90,7 +90,7 @@ impl<H: Handler> Service<Call<H::Message>> for HandlerService<H> {
 
 /// A handler with layers around it. [`Handler::layer`] creates it.
 pub struct Layered<S, H> {
-    /// We clone this for each message. It is in a mutex, because a service need not be `Sync`.
+    /// We clone this for each message. The service is in a mutex, because a service need not be `Sync`.
     service: Mutex<S>,
     handler: PhantomData<fn() -> H>,
 }
@@ -139,8 +139,8 @@ where
     }
 }
 
-/// Returns the failure that came through the layers: the handler's, or a layer's own. If a layer, such as a rate limit, never
-/// called the handler, there was no effect; after a timeout there may have been one.
+/// Returns the failure that came through the layers: the handler's, or a layer's own. If a layer, such as a rate limit,
+/// never called the handler, there was no effect. After a timeout there may have been one.
 fn failure(error: BoxError, is_called: bool) -> Failure {
     let error = match error.downcast::<HandlerError>() {
         Ok(of_handler) => return of_handler.0,

@@ -19,8 +19,8 @@ use super::{Attempt, Failure, Handler};
 /// | `Ok(`[`LookedUp::NotFound`]`)` | calls the handler |
 /// | an error (`?`), a panic, or no answer before the deadline | does not call the handler; the message returns to the queue, and the next attempt calls the lookup again |
 ///
-/// Without such an earlier attempt, the consumer never calls the lookup. If a message may have killed its process,
-/// its lookup runs alone too.
+/// Without such an earlier attempt, the consumer never calls the lookup. If a message may have killed its process, its
+/// lookup also runs alone.
 ///
 /// Only the claim mode, [`Once`](crate::Once), has a lookup. The other modes need none, because their effects commit
 /// together with the record.
@@ -110,8 +110,8 @@ pub trait LookUp<M, O>: Send + Sync + 'static {
     /// # Errors
     ///
     /// Any failure means that the effect is unknown. The handler does not run, and the message returns to the queue after a
-    /// backoff. Return an error unless the called system clearly said yes or no: after a 404, for example, you don't know whether
-    /// the effect or the path is missing.
+    /// backoff. Return an error unless the called system clearly said yes or no. After a 404, for example, you don't know
+    /// whether the effect or the path is missing.
     fn look_up(
         &self,
         message: &M,
@@ -213,10 +213,10 @@ where
     }
 }
 
-/// A consumer's lookup, for the handler `H`.
+/// A consumer's lookup.
 ///
-/// Its parameter is the handler `H`, not the handler's two types. Otherwise, to see that a consumer of a closure is `Send`, the
-/// compiler would have to know what the closure returns.
+/// The parameter is the handler `H`, not the handler's two types. Otherwise the compiler would have to know what a closure
+/// returns, to see that a consumer of the closure is `Send`.
 pub trait AnyLookUp<H>: Send + Sync {
     /// Calls the lookup. None of the application's code runs before the first poll.
     fn ask<'a>(

@@ -62,12 +62,12 @@ use crate::{protocol::StoredResult, store::Results};
 ///
 /// # Deadline
 ///
-/// At the deadline of the invocation, the consumer drops the handler's future at its next `.await`, and the next
-/// attempt sees this one as its prior attempt.
+/// At the deadline of the invocation, the consumer drops the handler's future at its next `.await`. The next attempt sees
+/// this one as its prior attempt.
 ///
-/// The consumer can't cut off code that blocks its thread, or tasks that the handler spawned (`tokio::spawn`, `spawn_blocking`).
-/// They must end within [`Attempt::time_left`], or they may still run during the next attempt. If handlers block every thread of
-/// the runtime, Lambda gets no response in time.
+/// The consumer can't cut off code that blocks its thread, or tasks that the handler spawned (`tokio::spawn`,
+/// `spawn_blocking`). Such code and tasks must end within [`Attempt::time_left`], or they may still run during the next
+/// attempt. If handlers block every thread of the runtime, Lambda gets no response in time.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a handler",
     label = "not a handler",
@@ -109,11 +109,12 @@ pub trait Handler: Send + Sync + 'static {
     /// Puts a `tower` layer around each call of this handler: a timeout, a limit, a span, a metric. Of two layers, the last
     /// one added sees the message first.
     ///
-    /// The layer runs after the claim and before the end is recorded, once for each attempt. It sees the message and the attempt as
-    /// a [`Call`]. A [`Failure`] passes through it as a [`HandlerError`]. Any other error becomes a retryable failure, because the
-    /// handler may have had its effect. If the layer never called the handler, it becomes a failure without an effect. If the layer
-    /// still holds the message at the deadline, the outcome is [`NotStarted`](crate::Outcome::NotStarted). Lookup and
-    /// `on_duplicate` belong to the [`Consumer`](crate::Consumer), so a layer doesn't remove them.
+    /// The layer runs after the claim and before the end is recorded, once for each attempt. The layer sees the message and
+    /// the attempt as a [`Call`]. A [`Failure`] passes through it as a [`HandlerError`]. Any other error becomes a
+    /// retryable failure, because the handler may have had its effect. If the layer never called the handler, the error
+    /// becomes a failure without an effect. If the layer still holds the message at the deadline, the outcome is
+    /// [`NotStarted`](crate::Outcome::NotStarted). Lookup and `on_duplicate` belong to the [`Consumer`](crate::Consumer),
+    /// so a layer doesn't remove them.
     ///
     /// ```
     /// use lambda_runtime::tower::{ServiceExt as _, layer::layer_fn, service_fn};

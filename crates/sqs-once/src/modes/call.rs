@@ -11,7 +11,7 @@ use crate::{
     protocol::Timestamp,
 };
 
-/// Begins an attempt. `None` if its handler must not start any more.
+/// Begins an attempt. Returns `None` if its handler must not start any more.
 pub(crate) fn begin<M: Mode<O>, O: HandlerOutput>(
     mode: &M,
     operation: &Operation,

@@ -24,7 +24,7 @@ use crate::{
     system::{self, timeout_at},
 };
 
-/// How many swaps a claim or a commit tries, each over the record that the last one found.
+/// How many swaps a claim or a commit tries. Each replaces the record that the last one found.
 pub(super) const MOST_SWAPS: usize = 4;
 /// How long we try to undo the claim of a message that would run alone.
 const LONGEST_UNDO: Duration = Duration::from_secs(30);
@@ -40,18 +40,20 @@ struct SentSwap {
 impl<S: Store, L: Lease> Once<S, L> {
     /// Runs one operation: claims it, runs `work`, and records its end.
     ///
-    /// Doesn't run `work` if the operation is completed or claimed by another worker, or if the record holds a permanent
-    /// failure of the same payload that isn't older than this message. If the delivery has no send time, only a failure of
-    /// the same message id stops `work`. Cuts `work` off when [`Deadline::time_left`](crate::Deadline::time_left) is zero.
-    /// Catches panics of `work`, except in a build with `panic = "abort"`.
+    /// Doesn't run `work` if the operation is completed, or if another worker holds the claim. A recorded failure also
+    /// stops `work` if it is permanent, has the same payload and isn't older than this message. If the delivery has no send
+    /// time, only a failure of the same message id stops `work`. Cuts `work` off when
+    /// [`Deadline::time_left`](crate::Deadline::time_left) is zero. Catches panics of `work`, except in a build with
+    /// `panic = "abort"`.
     ///
-    /// Dropping the returned future is like a crash: the claim stays until its lease expires, and the next
-    /// attempt sees this one as the prior attempt. That attempt runs alone: the handlers of other calls wait for it. An
+    /// Dropping the returned future is like a crash: the claim stays until its lease expires, and the next attempt sees
+    /// this one as the prior attempt. The next attempt runs alone: the handlers of other calls wait for it. An
     /// [`Inbox`](super::Inbox) has no claim, so nothing stays and nobody waits.
     ///
     /// With claims, `work` must not call `run` on the same `Once` or a clone of it. Such a call ends as
-    /// [`Outcome::NotStarted`](super::Outcome::NotStarted), with an error in the log. We can't see that in a task that `work`
-    /// spawns: the call may then wait for its own caller's turn until no time is left. `work` may call `run` on another `Once`.
+    /// [`Outcome::NotStarted`](super::Outcome::NotStarted), with an error in the log. We can't see such a call in a task
+    /// that `work` spawns. It may wait for its own caller's turn until no time is left. `work` may call `run` on another
+    /// `Once`.
     pub async fn run<W, F, A>(&self, operation: Operation, work: W) -> Outcome
     where
         Self: Mode<A>,
@@ -116,7 +118,7 @@ impl<S: Store, L: Lease> Once<S, L> {
     ) -> Result<Claimed<Held>, Outcome> {
         let (key, deadline) = (&operation.key, operation.deadline);
         let context = RequestContext::until(deadline.handler_cutoff(), &operation.meter);
-        // At its first receive, a message probably has no record, so we don't read. If it has one, the swap finds it.
+        // At its first receive, a message probably has no record, so we don't read.
         let mut found = if start == Start::Alone || operation.delivery.facts().expects_record() {
             let read = || self.records.store.get(key, &context);
             let answered = repeat(Patience::Claim, &context, "read", key, read).await;
@@ -162,8 +164,8 @@ impl<S: Store, L: Lease> Once<S, L> {
             let answered = match repeat(Patience::Claim, &context, "claim", key, send).await {
                 Err(given_up) if given_up.may_have_been_applied => {
                     sent.push(this);
-                    // Undo the claim now. Otherwise the next receive waits for its lease, and is told of an attempt that
-                    // never began.
+                    // Undo the claim now. Otherwise the message waits for the lease at its next receive, and the handler is
+                    // told of an attempt that never began.
                     self.abandon(operation, &sent, version).await;
                     return self.answer(Err(given_up), deadline);
                 }

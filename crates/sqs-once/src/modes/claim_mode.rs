@@ -120,9 +120,9 @@ impl<S: Store> Once<S> {
     /// 20 minutes, 2 hours and 10 hours. With [`CrashWaits::off`], no message ever runs alone.
     ///
     /// A handler that ends its process (out of memory, stack overflow, blocked past Lambda's timeout) takes down the other
-    /// messages of the process. So if nobody recorded how a message's last attempt ended, its handler runs only while no other
-    /// handler of this value and its clones is running. If the process dies in this way once more than there are waits, the
-    /// outcome is [`Outcome::Crashed`](super::Outcome::Crashed).
+    /// messages of the process. So if nobody recorded how a message's last attempt ended, its handler runs only while no
+    /// other handler of this value and its clones is running. If the process dies in this way one time more than there are
+    /// waits, the outcome is [`Outcome::Crashed`](super::Outcome::Crashed).
     ///
     /// ```
     /// use std::time::Duration;
@@ -140,9 +140,9 @@ impl<S: Store> Once<S> {
     /// Sets how long the called system remembers a [call key](crate::Attempt::call_key). `None` means for ever. The default of
     /// 20 hours suits gateways that forget after 24.
     ///
-    /// If the earliest open attempt will be older when the invocation ends, the handler does not run, because the called
-    /// system might take its request for a new operation. The message fails permanently with "too old to repeat". If the handler has a
-    /// [lookup](crate::LookUp), the consumer calls that instead.
+    /// The handler does not run if the earliest open attempt will be older when the invocation ends, because the called
+    /// system might take its request for a new operation. The message fails permanently with "too old to repeat". If the
+    /// handler has a [lookup](crate::LookUp), the consumer calls the lookup instead.
     ///
     /// ```
     /// use sqs_once::{Once, store::MemoryStore};

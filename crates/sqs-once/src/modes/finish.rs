@@ -198,7 +198,7 @@ impl<S: Store, L: Lease> Once<S, L> {
             .await
     }
 
-    /// Records a permanent failure. If another attempt has completed the operation, returns the outcome in the record: the
+    /// Records a permanent failure. If another attempt has completed the operation, returns the outcome in the record. The
     /// handler of a duplicate may have failed only because of the first attempt's effect.
     async fn fail(
         &self,
@@ -226,8 +226,8 @@ impl<S: Store, L: Lease> Once<S, L> {
         unrecorded(error, cause)
     }
 
-    /// Records that the earliest open attempt is too old: the called system may have forgotten the call key, and would take a
-    /// repeated request for a new operation.
+    /// Records that the earliest open attempt is too old. The called system may have forgotten the call key, and would then
+    /// take a repeated request for a new operation.
     pub(super) async fn too_old(
         &self,
         operation: &Operation,

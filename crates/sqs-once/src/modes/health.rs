@@ -9,12 +9,11 @@ use crate::{deadline::Deadline, system::Instant};
 
 /// After this many claims in a row without a response, the worker stops claiming for the rest of the batch.
 const MOST_UNANSWERED: u32 = 20;
-/// After twenty claims in a row without a response, the rest of their batch fails at once. The next batch tries again.
+/// Counts the claims in a row that got no response, and decides when a batch stops claiming. The next batch tries again.
 #[derive(Debug, Default)]
 pub(super) struct Health {
-    /// Claims in a row that ended without a response.
     unanswered: AtomicU32,
-    /// The batch with the latest of these claims. We identify it by its cutoff time.
+    /// The cutoff time of the batch with the latest of these claims.
     batch: Mutex<Option<Instant>>,
 }
 

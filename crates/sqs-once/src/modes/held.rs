@@ -120,7 +120,7 @@ pub fn open_too_long(
     (is_too_old && !flawed("no attempt is too old")).then_some(open_since)
 }
 
-/// A claim that is only written together with its end, and the record that it found.
+/// A claim that we write only together with its end, and the record that it found.
 #[derive(Debug)]
 pub struct Unwritten {
     claim: Claim,

@@ -12,7 +12,7 @@ use crate::{
 /// A mode: a way to process operations once, for handlers that return an `O`.
 ///
 /// The modes are [`Once`](crate::Once), `Inbox`, `ItemMode`, and `PostgresMode` from `sqs-once-postgres`. A `Consumer`
-/// accepts any of them. It claims, calls the handler and finishes. Only this project implements the trait.
+/// accepts any of them. The consumer claims, calls the handler and finishes. Only this project implements the trait.
 ///
 /// Dropping a mode's future, or never calling [`finish`](Self::finish), is like a crash.
 #[diagnostic::on_unimplemented(
@@ -28,7 +28,7 @@ pub trait Mode<O: HandlerOutput>: sealed::Sealed + Send + Sync + 'static {
     #[doc(hidden)]
     type Claim: Send + 'static;
 
-    /// Claims an operation. Its handler may run only after that.
+    /// Claims an operation. The handler may run only after that.
     #[doc(hidden)]
     fn claim(
         &self,
@@ -52,8 +52,8 @@ pub trait Mode<O: HandlerOutput>: sealed::Sealed + Send + Sync + 'static {
         end: HandlerEnd<O>,
     ) -> impl Future<Output = Outcome> + Send;
 
-    /// Returns what the record says about a message whose body is gone, and claims nothing. `None` if the mode has no records,
-    /// or if the record doesn't say.
+    /// Returns what the record says about a message whose body is gone, and claims nothing. Returns `None` if the mode has
+    /// no records, or if the record doesn't say.
     #[doc(hidden)]
     fn without_body(&self, operation: &Operation) -> impl Future<Output = Option<Outcome>> + Send {
         let _no_records = operation;
@@ -122,9 +122,9 @@ impl Claimed<()> {
 
 /// An output that no handler can return.
 ///
-/// rustc explains a wrong output with the notes of [`Mode`] only if a mode implements it more than once.
-/// Otherwise it says that two types differ. So a mode for a single kind of output implements
-/// `Mode<Unsupported>` too, by [`explain_wrong_output`](crate::explain_wrong_output).
+/// rustc explains a wrong output with the notes of [`Mode`] only if a mode implements it more than once. Otherwise it says
+/// that two types differ. So a mode for a single kind of output also implements `Mode<Unsupported>`, by
+/// [`explain_wrong_output`](crate::explain_wrong_output).
 #[doc(hidden)]
 #[derive(Debug)]
 pub enum Unsupported {}

@@ -43,7 +43,7 @@ pub trait Output<S: Store, L>: HandlerOutput + Sized {
     fn answer(self) -> Result<Answer<S::With>, Failure>;
 }
 
-/// This needs a lease. Without one, nothing would record the effect of a handler that returns no writes.
+/// Such an output needs a lease. Without one, nothing would record the effect of a handler that returns no writes.
 #[diagnostic::do_not_recommend]
 impl<S: Store, O: Serialize + Send> Output<S, Leased> for O {
     fn answer(self) -> Result<Answer<S::With>, Failure> {

@@ -27,8 +27,8 @@ impl OutputMemory {
         Self(Some((Arc::new(Semaphore::new(permits)), permits)))
     }
 
-    /// Waits for memory for a large output, at most until `latest`. The completion is then sent without a permit, because the
-    /// effect has happened.
+    /// Waits for memory for a large output, at most until `latest`. After that, the completion is sent without a permit,
+    /// because the effect has happened.
     pub(crate) async fn wait(
         &self,
         output: &StoredResult,

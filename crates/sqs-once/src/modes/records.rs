@@ -79,7 +79,7 @@ impl<S> Records<S> {
         }
     }
 
-    /// Returns what the record says about a message whose body is gone. `None` if the record doesn't say.
+    /// Returns what the record says about a message whose body is gone, or `None` if the record doesn't say.
     pub async fn without_body(&self, operation: &Operation) -> Option<Outcome>
     where
         S: Store,

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use super::{Operation, Outcome};
 use crate::protocol::Rejection;
 
-/// Returns the outcome of a rejected claim. If a message from another queue completed the key, that may be another
-/// operation, since two consumers may share a namespace. We count these, and log the first one in each process.
+/// Returns the outcome of a rejected claim. If a message from another queue completed the key, it may be another operation,
+/// since two consumers may share a namespace. We count such duplicates, and log the first one in each process.
 pub fn rejected(rejection: Rejection, operation: &Operation) -> Outcome {
     static LOGGED: AtomicBool = AtomicBool::new(false);
     match rejection {

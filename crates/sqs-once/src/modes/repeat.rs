@@ -38,9 +38,9 @@ const NO_LIMIT: Duration = Duration::from_secs(900);
 const MAX_BRIEF: Duration = Duration::from_secs(2);
 /// Upper limits of the first random pause and of every pause.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
-/// The same for a contended claim, which gets only a few pauses.
+/// The limits for a contended claim, which gets only a few pauses.
 const CLAIM_PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(1));
-/// The same after a denied request.
+/// The limits after a denied request.
 const LONG_PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(5));
 
 /// A response, with what is known about earlier copies of the request.
@@ -84,8 +84,8 @@ impl Patience {
         }
     }
 
-    /// Returns how many times a contended request is retried, and for how long after the first contention. `None` means
-    /// until the limit.
+    /// Returns how many times a contended request is retried, and for how long after the first contention. Returns `None`
+    /// if only the limit ends the retries.
     fn contended(self, left: Duration) -> Option<(u32, Duration)> {
         (self == Self::Claim).then(|| (CONTENDED_REPETITIONS, MAX_CLAIM_TIME.min(left / 10)))
     }
@@ -101,7 +101,7 @@ impl Patience {
         }
     }
 
-    /// Returns how many times an unanswered request is retried. `None` means until the limit.
+    /// Returns how many times an unanswered request is retried, or `None` if only the limit ends the retries.
     fn unanswered(self) -> Option<u32> {
         match self {
             Self::Claim => Some(CLAIM_REPETITIONS),
@@ -197,8 +197,8 @@ where
     }
 }
 
-/// Random pauses between the copies of one request. Their upper limit doubles with each pause, and each takes at least half of
-/// it.
+/// Random pauses between the copies of one request. Their upper limit doubles with each pause, and each pause takes at
+/// least half of the limit.
 ///
 /// A pause takes at most half of the time left. So if contention ends 100 ms before the deadline, there is
 /// still time for another copy.

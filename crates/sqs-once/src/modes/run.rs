@@ -28,9 +28,8 @@ where
     run_work(mode, &Turns::default(), operation, work).await
 }
 
-/// Runs one operation outside a batch. It claims before it waits for its turn, so that an operation whose record already
-/// answers it waits for nobody. It doesn't start inside another operation of the same turns, because it would wait for
-/// itself.
+/// Runs one operation outside a batch. Claims before it waits for a turn, so that an operation whose record already has the
+/// answer waits for nobody. Doesn't start inside another operation of the same turns, because it would wait for itself.
 pub(super) async fn run_work<M: Mode<O>, O: HandlerOutput, F>(
     mode: &M,
     turns: &Turns,
@@ -52,11 +51,11 @@ where
     running.push((turns.clone(), operation.key.clone()));
     let (clock, deadline) = (|| mode.now(), operation.deadline);
     let run = run(mode, turns, operation, |attempt, _| {
-        // Creating the future runs application code too.
+        // Creating the future also runs application code.
         let work = RUNNING.scope(running, async { work(attempt).await });
         guard(clock, deadline, work)
     });
-    // We box it, because the compiler gives up on a future that is nested too deeply.
+    // Boxed, because the compiler gives up on a future that is nested too deeply.
     Box::pin(run).await
 }
 

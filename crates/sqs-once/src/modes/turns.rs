@@ -1,4 +1,4 @@
-//! [`Turns`]: lets the handlers of a process run in parallel, and a suspect alone.
+//! [`Turns`]: lets handlers run in parallel, or one suspect alone.
 
 use std::sync::Arc;
 

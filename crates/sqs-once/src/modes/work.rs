@@ -1,4 +1,4 @@
-//! [`guard`] runs the handler's code. [`HandlerEnd`] says how that ended.
+//! [`guard`] runs the handler's code. [`HandlerEnd`] says how the handler ended.
 
 use std::{
     future::poll_fn,

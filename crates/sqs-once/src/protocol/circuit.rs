@@ -13,7 +13,7 @@ use crate::flawed::flawed;
 pub const FAILURES_TO_OPEN: usize = 20;
 /// How many different keys those handlers must have. With fewer keys, the messages themselves may be bad.
 pub(crate) const KEYS_TO_OPEN: usize = 10;
-/// How long the circuit stays open before the first probe. Each probe doubles it.
+/// How long the circuit stays open before the first probe. Each probe doubles the wait.
 pub const FIRST_WAIT: Duration = Duration::from_secs(5);
 /// The longest time between two probes.
 pub(crate) const LONGEST_WAIT: Duration = Duration::from_secs(60);
@@ -21,7 +21,7 @@ pub(crate) const LONGEST_WAIT: Duration = Duration::from_secs(60);
 /// by this number.
 const RUNS_AT_EACH: u32 = 10;
 
-/// The circuit breaker of a process. It does no I/O and reads no clock.
+/// The circuit breaker of a process. `Circuit` does no I/O and reads no clock.
 ///
 /// While it is open, the first message that asks in each interval runs as a probe. The next interval begins when
 /// the probe begins, so nobody waits for its end. Any handler that succeeds or fails permanently closes the
@@ -39,8 +39,8 @@ pub enum Circuit {
     Open {
         /// No probe starts before this pause ends.
         pause: Pause,
-        /// True if the called system asked for the pause. Until it ends, first receives don't run either, and a success doesn't
-        /// close the circuit.
+        /// True if the called system asked for the pause. Until the pause ends, first receives don't run either, and a
+        /// success doesn't close the circuit.
         is_asked: bool,
     },
 }
@@ -48,13 +48,13 @@ pub enum Circuit {
 /// How a call of the handler ended, as the circuit sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Called {
-    /// It succeeded or failed permanently, so the called system works.
+    /// The handler succeeded or failed permanently, so the called system works.
     Answered,
-    /// It returned a retryable failure, a failure without an effect, or was cut off.
+    /// The handler returned a retryable failure or a failure without an effect, or was cut off.
     Failed,
-    /// It panicked, which says nothing about the called system.
+    /// The handler panicked, which says nothing about the called system.
     Panicked,
-    /// It failed because the called system refuses all requests for this long.
+    /// The handler failed because the called system refuses all requests for this long.
     Refused(Duration),
 }
 
@@ -78,7 +78,7 @@ impl Default for Circuit {
     }
 }
 
-/// Returns whether a message runs even while the circuit is open. It may call a different system than the
+/// Returns whether a message runs even while the circuit is open. Such a message may call a different system than the
 /// messages that failed.
 #[must_use]
 pub const fn runs_while_open(receive_count: u32) -> bool {
@@ -152,7 +152,7 @@ impl Circuit {
         }
     }
 
-    /// Returns the time until which the called system refuses all requests. `None` if it doesn't refuse them now.
+    /// Returns the time until which the called system refuses all requests, or `None` if it doesn't refuse them now.
     fn refused_until(&self, now: Timestamp) -> Option<Timestamp> {
         match self {
             Self::Open {
@@ -181,7 +181,7 @@ mod tests {
         Key::new(&Namespace::new("ns").unwrap(), [name.to_string().as_str()]).unwrap()
     }
 
-    /// Ends this many handlers at `NOW`, each with a key of its own.
+    /// Records the end of this many handlers at `NOW`, each with a key of its own.
     fn end(circuit: &mut Circuit, handlers: usize, end: Called) -> Option<CircuitChange> {
         let ends = (0..handlers).map(|n| circuit.called(NOW, &key(n), end));
         ends.last().flatten()

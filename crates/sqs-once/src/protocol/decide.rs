@@ -13,7 +13,7 @@ use super::{
 /// A worker's request to run an operation.
 #[derive(Clone, Debug)]
 pub struct Claim {
-    /// Token of the claim. It is random, and every claim has a new one.
+    /// Token of the claim: random, and new for each claim.
     pub owner: Owner,
     /// Fingerprint of the payload. `None` matches every fingerprint.
     pub fingerprint: Option<Fingerprint>,
@@ -41,7 +41,7 @@ pub enum Decision {
     First,
     /// The claim replaces the record, and keeps its history.
     Over,
-    /// This claim wrote the record, but its response was lost.
+    /// This claim wrote the record, but the response was lost.
     Mine,
     /// The handler must not run.
     Rejected(Rejection),
@@ -54,13 +54,13 @@ pub enum Rejection {
     Duplicate {
         /// The stored result.
         result: StoredResult,
-        /// The queue of the message that completed it, if this one comes from another queue.
+        /// The queue of the message that completed the operation, if this message comes from another queue.
         other_source: Option<String>,
-        /// How many times it was claimed.
+        /// How many times the operation was claimed.
         attempts: u64,
-        /// The generation of the call key under which it was completed.
+        /// The generation of the call key under which the operation was completed.
         generation: u64,
-        /// How long ago it was completed.
+        /// How long ago the operation was completed.
         age: Duration,
     },
     /// The key was used earlier for a different payload. The record stays unchanged.
@@ -148,8 +148,8 @@ pub fn decide(found: Option<&Record>, claim: &Claim) -> Decision {
     })
 }
 
-/// Returns what a record says about a message whose body is gone, so that nobody knows its payload. `None` if the record
-/// doesn't say whether the message was processed. The caller must not claim the key in either case.
+/// Returns what a record says about a message whose body is gone, or `None` if the record doesn't say whether the message
+/// was processed. Nobody knows the payload of such a message. The caller must not claim the key in either case.
 ///
 /// | found | answer |
 /// | --- | --- |
@@ -242,7 +242,7 @@ impl Record {
         self.source.clone().filter(|_| other && is_told)
     }
 
-    /// Returns the record that a claim writes. `replaced` is the previous record, or `None` if that has expired.
+    /// Returns the record that a claim writes. `replaced` is the previous record, or `None` if it has expired.
     ///
     /// With `alone`, the handler runs alone. The same write counts the attempt and sets a longer lease, so that the message
     /// rests if the process dies.

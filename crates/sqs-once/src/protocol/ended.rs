@@ -25,7 +25,7 @@ pub enum End {
         /// End of the record's retention, in seconds since the epoch.
         expires_at: u64,
     },
-    /// The handler returned a retryable failure, panicked, or was cut off. It may have had its effect.
+    /// The handler returned a retryable failure, panicked, or was cut off. The attempt may have had its effect.
     Open(AttemptEnd),
     /// The attempt had no effect.
     Undone {
@@ -37,13 +37,13 @@ pub enum End {
 /// The effect of a permanently failed attempt, as far as we know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
-    /// It may have had its effect.
+    /// The attempt may have had its effect.
     Possible,
-    /// It certainly had no effect.
+    /// The attempt certainly had no effect.
     None,
     /// The called system has answered that it did nothing for this call key and never will.
     Declined,
-    /// The handler wasn't called, because of earlier attempts. Their effects stay as unknown as they are.
+    /// The handler wasn't called, because of earlier attempts. We know no more about their effects than before.
     NotCalled,
 }
 
@@ -61,8 +61,8 @@ impl End {
 }
 
 impl Record {
-    /// Returns the record after the end of the attempt that holds it. `replaced` is the record before the claim, or `None` if
-    /// that had expired.
+    /// Returns the record after the end of the attempt that holds it. `replaced` is the record before the claim, or `None`
+    /// if it had expired.
     ///
     /// | end | the record becomes | the next delivery |
     /// | --- | --- | --- |
@@ -77,8 +77,8 @@ impl Record {
     /// A message is *later* if it was sent after the failure, or has another payload. Without a send time, it is later if it
     /// has another message id.
     ///
-    /// The lease ends at the worker's current time and not at 0, because the quarantine starts there. No record is deleted:
-    /// if there was none before the claim, one with an ended lease and no open attempt stays.
+    /// The lease ends at the worker's current time and not at 0, because the quarantine starts there. No record is deleted.
+    /// If there was none before the claim, the claim's record stays, with an ended lease and no open attempt.
     #[must_use]
     pub fn ended(&self, replaced: Option<&Self>, end: &End, version: u64, now: Timestamp) -> Self {
         let mut record = Self {

@@ -63,8 +63,8 @@ impl CrashWaits {
         self.0.is_none()
     }
 
-    /// Returns how long the message rests after the process died for the n-th time while it ran alone. `None` if the
-    /// message is `crashed` then, or if isolation is off.
+    /// Returns how long the message rests after the process died for the n-th time while the message ran alone. Returns
+    /// `None` if the message is `crashed` then, or if isolation is off.
     #[must_use]
     pub fn after_death(&self, n: u64) -> Option<Duration> {
         let place = usize::try_from(n.checked_sub(1)?).ok()?;
@@ -89,7 +89,7 @@ pub enum Standing {
     },
 }
 
-/// Decides how a claim's handler runs. It's a suspect if the claim replaces an `IN_PROGRESS` record without `last_end`.
+/// Decides how a claim's handler runs. The message is a suspect if the claim replaces an `IN_PROGRESS` record without `last_end`.
 #[must_use]
 pub fn standing(replaced: Option<&Record>, waits: &CrashWaits) -> Standing {
     let Some(Record {

@@ -87,7 +87,7 @@ impl Key {
     ///
     /// # Errors
     ///
-    /// The same as for [`new`](Self::new).
+    /// Returns the errors of [`new`](Self::new).
     pub fn of_parts<'a>(
         namespace: &Namespace,
         parts: impl IntoIterator<Item = KeyPart<'a>>,
@@ -173,14 +173,14 @@ impl From<u64> for KeyPart<'_> {
     }
 }
 
-/// The same as for `u64`.
+/// Works like the conversion from `u64`.
 impl From<i64> for KeyPart<'_> {
     fn from(number: i64) -> Self {
         Self::Json(number.to_string())
     }
 }
 
-/// Joins namespace and parts into a [`Key`]. It never keeps more bytes than a key may have, however long the parts are.
+/// Joins namespace and parts into a [`Key`]. The builder never keeps more bytes than a key may have, however long the parts are.
 pub(crate) struct KeyBuilder {
     id: String,
     namespace_end: usize,
@@ -281,7 +281,7 @@ pub enum KeyError {
 
 /// The SHA-256 of the part of a payload that must not change under one key.
 ///
-/// It is displayed as 64 lower-case hex digits.
+/// A fingerprint is displayed as 64 lower-case hex digits.
 ///
 /// A fingerprint can name its scheme: what was hashed, and how. We do not compare fingerprints of two
 /// different known schemes ([`differs_from`](Self::differs_from)), so you can change the scheme while older
@@ -316,7 +316,7 @@ impl Fingerprint {
         Self(text)
     }
 
-    /// Sets the scheme: what was hashed, and how. `None` removes it.
+    /// Sets the scheme, which says what was hashed and how. `None` removes the scheme.
     #[must_use]
     pub fn with_scheme(self, scheme: impl Into<Option<String>>) -> Self {
         let digits = self.digits();
@@ -338,7 +338,7 @@ impl Fingerprint {
         self.0.split_once(':').map_or(&self.0, |(digits, _)| digits)
     }
 
-    /// Returns the scheme: what was hashed, and how. `None` if unknown.
+    /// Returns the scheme, which says what was hashed and how, or `None` if it is unknown.
     #[must_use]
     pub fn scheme(&self) -> Option<&str> {
         self.0.split_once(':').map(|(_, scheme)| scheme)

@@ -10,9 +10,9 @@ use crate::flawed::flawed;
 /// How a claim's handler would start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Start {
-    /// Alongside other handlers. A suspect isn't claimed then.
+    /// The handler starts alongside others. A suspect isn't claimed then.
     Beside,
-    /// In a turn of its own. The claim of a suspect counts the attempt.
+    /// The handler gets a turn of its own. The claim of a suspect counts the attempt.
     Alone,
 }
 
@@ -30,7 +30,7 @@ pub enum Plan {
     },
     /// The claim is written.
     Write {
-        /// The record that it writes.
+        /// The record that the claim writes.
         to: Box<Record>,
         /// False if the new record keeps nothing of the one that the claim found.
         keeps: bool,

@@ -40,7 +40,7 @@ pub(crate) struct Bucket<'a> {
 pub(crate) enum ReadError {
     /// `NoSuchKey`.
     Missing,
-    /// The object is longer than the limit. It was not read to its end.
+    /// The object is longer than the limit, so we did not read all of it.
     TooLong,
     /// Any other reason, and what to do. The text contains neither the object nor its key.
     Failed(String),

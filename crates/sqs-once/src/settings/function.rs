@@ -28,15 +28,14 @@ impl Settings {
     ///   thread stops the whole batch: no other message runs, no outcome is recorded and no deadline is kept.
     ///   The consumer logs a warning if a poll takes more than 100 ms. Run blocking code with
     ///   [`spawn_blocking`](tokio::task::spawn_blocking).
-    /// - With several threads, the response is in time as long as one of them is free, because that one takes
-    ///   over sockets and timers within 50 ms. Messages whose next step is queued on a blocked thread wait. If
-    ///   handlers block every thread, the whole batch stops, as it does with one thread.
+    /// - With several threads, the response is in time as long as one of them is free, because the free thread takes over
+    ///   sockets and timers within 50 ms. Messages whose next step is queued on a blocked thread wait. If handlers block
+    ///   every thread, the whole batch stops, as it does with one thread.
     ///
-    /// A function gets several threads if it has enough memory for two vCPUs: `AWS_LAMBDA_FUNCTION_MEMORY_SIZE`
-    /// of 3,538 or more, because one vCPU comes with 1,769 MB (*AWS Lambda Developer Guide*, "Configure Lambda
-    /// function memory"). It also gets them if `AWS_LAMBDA_MAX_CONCURRENCY` is above 1, because Lambda Managed
-    /// Instances then run several invocations in one process. To decide this in code, build the runtime
-    /// yourself, as `#[tokio::main]` does.
+    /// A function gets several threads if it has enough memory for two vCPUs: `AWS_LAMBDA_FUNCTION_MEMORY_SIZE` of 3,538 or
+    /// more, because one vCPU comes with 1,769 MB (*AWS Lambda Developer Guide*, "Configure Lambda function memory"). It
+    /// also gets several if `AWS_LAMBDA_MAX_CONCURRENCY` is above 1, because Lambda Managed Instances then run several
+    /// invocations in one process. To decide this in code, build the runtime yourself, as `#[tokio::main]` does.
     ///
     /// # Errors
     ///
@@ -87,9 +86,9 @@ impl Settings {
         at_once.and_then(NonZeroU32::new).unwrap_or(NonZeroU32::MIN)
     }
 
-    /// Returns whether [`once`](Self::once) keeps records in memory. It does so under `cargo lambda watch`, for
-    /// the function without a name, if `IDEMPOTENCY_TABLE_NAME` is not set. Your code can then choose defaults
-    /// that let the handler run without other systems.
+    /// Returns whether [`once`](Self::once) keeps records in memory. `once` does so under `cargo lambda watch`, for the
+    /// function without a name, if `IDEMPOTENCY_TABLE_NAME` is not set. Your code can then choose defaults that let the
+    /// handler run without other systems.
     ///
     /// On AWS this is always false, and a missing table is an error. [`inbox`](Self::inbox) needs a table
     /// everywhere.
@@ -112,9 +111,8 @@ impl Settings {
 
     /// Returns whether this is the function that `cargo lambda watch` runs when an invocation names no function.
     ///
-    /// cargo-lambda calls it `_`, which is a valid name on AWS too. But cargo-lambda's Runtime API is a URL
-    /// that ends with this name. On AWS it is a host and a port, and `AWS_LAMBDA_INITIALIZATION_TYPE` is always
-    /// set.
+    /// cargo-lambda calls it `_`, which is also a valid name on AWS. But cargo-lambda's Runtime API is a URL that ends with
+    /// this name. On AWS it is a host and a port, and `AWS_LAMBDA_INITIALIZATION_TYPE` is always set.
     fn is_unnamed_under_watch(&mut self) -> bool {
         let name = self.value("AWS_LAMBDA_FUNCTION_NAME");
         let runtime_api = self.value("AWS_LAMBDA_RUNTIME_API").unwrap_or_default();

@@ -182,9 +182,9 @@ impl Settings {
         }
     }
 
-    /// Sets the configuration for calls to AWS. By default, it is [`aws::config`], which also supplies the time limits, retries
-    /// and HTTP client that yours doesn't set. If yours has its own HTTP client, connect timeout or read timeout, we keep that
-    /// and log a warning: connections that died while Lambda had the process frozen then stay in use.
+    /// Sets the configuration for calls to AWS. By default, it is [`aws::config`], which also supplies the time limits,
+    /// retries and HTTP client that yours doesn't set. If yours has its own HTTP client, connect timeout or read timeout,
+    /// we keep it and log a warning. Connections that died while Lambda had the process frozen then stay in use.
     ///
     /// ```no_run
     /// # async fn main_() {
@@ -202,8 +202,9 @@ impl Settings {
         }
     }
 
-    /// Switches the read of the table at start on (the default) or off. The read opens the connection, and reports a missing
-    /// table or permission before the first message arrives. It needs `dynamodb:GetItem`. `item_mode` has no table to read.
+    /// Switches the read of the table at start on (the default) or off. The read opens the connection, and reports a
+    /// missing table or permission before the first message arrives. The read needs `dynamodb:GetItem`. `item_mode` has no
+    /// table to read.
     #[must_use]
     pub fn warm_up(self, warm_up: bool) -> Self {
         Self { warm_up, ..self }
@@ -241,8 +242,8 @@ impl Settings {
         Ok(shared.consumer(mode, handler, concurrency, &config))
     }
 
-    /// Returns `read`, or every error so far. Also logs the names of unknown variables, because they may explain an error. It
-    /// doesn't log their values, which may be credentials.
+    /// Returns `read`, or every error so far. Also logs the names of unknown variables, because they may explain an error.
+    /// Doesn't log the values, which may be credentials.
     ///
     /// # Errors
     ///

@@ -8,7 +8,6 @@ use std::{
 
 use crate::{entries::entries, protocol::isolation::CrashWaits, sqs::Visibility};
 
-/// Parses `on` or `off`.
 pub(crate) fn on_or_off(text: &str) -> Result<bool, &'static str> {
     match text {
         "on" => Ok(true),
@@ -111,7 +110,7 @@ pub(crate) fn isolation(text: &str) -> Result<CrashWaits, &'static str> {
     })
 }
 
-/// Takes any text. `None` if it is empty.
+/// Takes any text. Returns `None` if it is empty.
 pub(crate) fn text(text: &str) -> Result<Option<String>, Infallible> {
     Ok(Some(text.to_owned()).filter(|text| !text.is_empty()))
 }

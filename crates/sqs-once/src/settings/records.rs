@@ -42,7 +42,7 @@ impl Settings {
 
     fn layout(&mut self) -> Result<Layout, SettingsError> {
         let renamed = self.changed(IDEMPOTENCY_ATTRIBUTES.name, Layout::native(), rename);
-        // After an error we continue with the native names, so that the next variable is read too.
+        // After an error we continue with the native names, so that we also read the next variable.
         let layout = renamed.clone().unwrap_or_default();
         // `shared` reports a missing namespace.
         let namespace = self.value(IDEMPOTENCY_NAMESPACE.name).unwrap_or_default();

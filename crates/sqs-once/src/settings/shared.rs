@@ -80,7 +80,7 @@ impl Settings {
         Ok((handler?, shared?))
     }
 
-    /// Rejects direct dead-lettering for a consumer that does not call SQS, unless that is only the default.
+    /// Rejects direct dead-lettering for a consumer that does not call SQS, unless dead-lettering is only on by default.
     fn calls_sqs_to_copy(&mut self, values: Values) -> Result<Values, SettingsError> {
         let name = CONSUMER_DIRECT_DEAD_LETTERING.name;
         if values.dead_letter && !values.visibility && self.value(name).is_some() {
@@ -127,13 +127,13 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    /// How many handlers of a batch run at a time, in modes whose handlers hold a connection or an item.
+    /// Returns how many handlers of a batch run at a time, in modes whose handlers hold a connection or an item.
     pub(super) fn concurrency(&self) -> Concurrency {
         Concurrency::new(self.values.concurrency.unwrap_or(LEAST))
     }
 
-    /// The same for claim mode with outputs in the record. `auto` is as many as an invocation's memory holds, from 10 to 100.
-    /// With outputs in S3 it is 10, because they may have any size.
+    /// Returns the concurrency for claim mode with outputs in the record. `auto` is as many as an invocation's memory
+    /// holds, from 10 to 100. With outputs in S3 it is 10, because they may have any size.
     pub(super) fn concurrency_of_claims(&self) -> Concurrency {
         if self.values.concurrency.is_some() || self.values.result_bucket.is_some() {
             return self.concurrency();
@@ -143,7 +143,7 @@ impl Shared {
         Concurrency::within_memory(MOST_HANDLERS, memory / invocations)
     }
 
-    /// Memory for all of the process's messages, in bytes. `None` if Lambda doesn't provide the function's memory.
+    /// Returns the memory for all of the process's messages in bytes, or `None` if Lambda doesn't provide the function's memory.
     fn memory_of_messages(&self) -> Option<usize> {
         let memory = self.memory?.saturating_sub(MEMORY_OF_PROCESS);
         usize::try_from(memory).ok()?.checked_mul(1 << 20)

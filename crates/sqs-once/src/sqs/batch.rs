@@ -1,4 +1,4 @@
-//! [`Batch`]: runs the chains of a batch until the deadline, and keeps how each message ended.
+//! [`Batch`]: runs the chains of a batch until the deadline, and keeps the result of each message.
 
 use std::{
     cmp::Reverse,
@@ -43,7 +43,7 @@ const NAMED: usize = 100;
 /// nearly as long as the invocation could starve it.
 const RECEIVE_WITHOUT_MINIMUM: u32 = 10;
 
-/// The messages of one invocation, and how far each has come. A message's task returns how the message ended. The task sees
+/// The messages of one invocation, and how far each has come. A message's task returns the message's result. The task sees
 /// nothing of the other messages, except whether a suspect waits.
 ///
 /// 1. The chains run in parallel. A chain that meets a suspect stops there.
@@ -68,12 +68,12 @@ pub(super) struct Batch<M: Mode<H::Output>, H: Handler> {
     not_started_lines: usize,
 }
 
-/// A message that runs or waits to run alone.
+/// A message that is running, or that is waiting to run alone.
 struct Running {
     started: Instant,
     /// The messages behind it.
     chain: Chain,
-    /// Kept here so that it is given back when the batch responds, even if a handler still blocks its thread.
+    /// Kept here so that the turn is given back when the batch responds, even if a handler still blocks its thread.
     _turn: Option<Turn>,
     began: Option<Began>,
 }
@@ -86,11 +86,10 @@ struct Waiting {
 }
 
 impl<M: Mode<H::Output>, H: Handler> Batch<M, H> {
-    /// Runs the messages until all have ended or it is time to respond. Returns how each ended, in the order of the
-    /// event.
+    /// Runs the messages until all are done or it is time to respond. Returns their results, in the order of the event.
     ///
-    /// Boxed here: to prove that a future which holds a batch is `Send`, the compiler would need the type that the
-    /// handler returns, and it can't find that for an async closure.
+    /// Boxed here. To prove that a future which holds a batch is `Send`, the compiler would need the type that the handler
+    /// returns, and can't find it for an async closure.
     pub(super) fn run(
         consumer: Arc<Consumer<M, H>>,
         messages: Arc<[Message]>,
@@ -167,7 +166,7 @@ impl<M: Mode<H::Output>, H: Handler> Batch<M, H> {
         }
     }
 
-    /// Waits until a message ends. Returns false if nothing runs.
+    /// Waits until a message's task ends. Returns false if nothing runs.
     async fn wait_for_end(&mut self) -> bool {
         let Some(joined) = self.tasks.join_next().await else {
             return false;
@@ -257,7 +256,7 @@ impl<M: Mode<H::Output>, H: Handler> Batch<M, H> {
         self.shown.suspects_wait.store(false, Relaxed);
     }
 
-    /// Ends a suspect that doesn't run in this batch.
+    /// Gives a result to a suspect that doesn't run in this batch, and to its chain.
     fn not_started(&mut self, suspect: Waiting) {
         let Waiting {
             index,
@@ -289,10 +288,10 @@ impl<M: Mode<H::Output>, H: Handler> Batch<M, H> {
         system::spawn_in(&mut self.tasks, run.in_current_span());
     }
 
-    /// Notes that a message has ended or is a suspect.
+    /// Takes the result of a message's task: the message is done, or a suspect.
     fn note(&mut self, joined: Result<(usize, Ran), JoinError>) {
         self.note_began();
-        // If its task was cut off, `close` ends the message.
+        // If a message's task was cut off, `close` ends the message.
         let Ok((index, ran)) = joined else { return };
         let Some(running) = self.running.remove(&index) else {
             return;
@@ -342,8 +341,8 @@ impl<M: Mode<H::Output>, H: Handler> Batch<M, H> {
         }
     }
 
-    /// Keeps only the chain's messages with this key, and ends the others. An attempt with another payload blocks the key, and
-    /// perhaps only a message further back can end that attempt.
+    /// Keeps only the chain's messages with this key. The others get the outcome `BehindFailure`. An attempt with another
+    /// payload blocks the key, and perhaps only a message further back can end that attempt.
     fn keep_key(&mut self, chain: &mut Chain, key: Option<&Key>) {
         let behind = mem::take(&mut chain.messages).into_iter();
         let (of_key, others) = behind.partition(|index| self.messages[*index].key() == key);
@@ -357,7 +356,7 @@ impl<M: Mode<H::Output>, H: Handler> Batch<M, H> {
         );
     }
 
-    /// Starts the messages behind one that has ended, or ends them unstarted.
+    /// Lets the messages behind one that is done run next. If the chain `stops`, they get the outcome `BehindFailure` instead.
     fn continue_chain(&mut self, stops: bool, behind: Chain) {
         if !stops && behind.next().is_some() {
             self.ready.push_front(behind);
@@ -382,7 +381,7 @@ impl<M: Mode<H::Output>, H: Handler> Batch<M, H> {
         !(ended.is_success() || goes_on || flawed("a group does not stop"))
     }
 
-    /// Logs and keeps how a message ended.
+    /// Logs and keeps a message's result.
     fn keep_end(&mut self, index: usize, mut ended: Ended) {
         if ended.is_not_started() {
             self.not_started_lines += 1;
@@ -393,12 +392,12 @@ impl<M: Mode<H::Output>, H: Handler> Batch<M, H> {
         self.ended[index] = Some(ended);
     }
 
-    /// Ends the messages that have not ended, and names those that ran out of time in one log line. The handlers of `blocking`
-    /// messages did not yield, so they could not be cut off.
+    /// Gives a result to each message that has none, and names those that ran out of time in one log line. The handlers of
+    /// `blocking` messages did not yield, so they could not be cut off.
     fn close(mut self) -> Vec<Ended> {
         self.tasks.abort_all();
         self.note_began();
-        // Ending a suspect ends the rest of its chain.
+        // This also gives a result to the rest of each suspect's chain.
         for suspect in mem::take(&mut self.suspects) {
             self.not_started(suspect);
         }

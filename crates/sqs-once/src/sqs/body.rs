@@ -9,14 +9,12 @@ use crate::{
 
 #[derive(Debug)]
 pub(super) enum Body {
-    /// In the message itself.
     OfMessage,
-    /// Read from S3.
     OfS3 { text: String, _memory: BodyMemory },
 }
 
 impl Body {
-    /// Returns the text. `None` if the message has no body.
+    /// Returns the text, or `None` if the message has no body.
     pub(super) fn text<'a>(&'a self, message: &'a Message) -> Option<&'a str> {
         match self {
             Self::OfMessage => message.body(),
@@ -26,7 +24,7 @@ impl Body {
 }
 
 impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
-    /// Returns the body of a message. If the body is in S3, waits for memory and reads it. `None` if S3 no longer has it.
+    /// Returns the body of a message. If the body is in S3, waits for memory and reads it. Returns `None` if S3 no longer has it.
     ///
     /// # Errors
     ///

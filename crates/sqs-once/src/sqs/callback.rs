@@ -10,7 +10,7 @@ use std::{
 pub struct Callback<F: ?Sized>(pub(super) Arc<F>);
 
 impl<F: ?Sized> Callback<F> {
-    /// Calls the function. `None` if it panics, which the panic hook logs.
+    /// Calls the function. Returns `None` if it panics. The panic hook logs the panic.
     pub(super) fn call<T>(&self, call: impl FnOnce(&F) -> T) -> Option<T> {
         catch_unwind(AssertUnwindSafe(|| call(&self.0))).ok()
     }

@@ -34,8 +34,8 @@ pub(super) struct JsonContent {
 }
 
 impl Canonical {
-    /// Returns the canonical form. `None` for text longer than [`MAX_CANONICAL_BYTES`], and for JSON with more
-    /// than 127 levels or half of a surrogate pair.
+    /// Returns the canonical form, or `None` if the text is longer than [`MAX_CANONICAL_BYTES`], is nested deeper than 127
+    /// levels, or has half of a surrogate pair.
     pub(super) fn of(json: &str) -> Option<Self> {
         if json.len() > MAX_CANONICAL_BYTES {
             return None;
@@ -80,7 +80,7 @@ struct Writer<'j> {
 }
 
 impl<'j> Writer<'j> {
-    /// Writes the next value. `None` if it has more than `levels`, or half of a surrogate pair.
+    /// Writes the next value. Returns `None` if it is nested deeper than `levels`, or has half of a surrogate pair.
     fn value(&mut self, levels: usize) -> Option<JsonContent> {
         match self.peek()? {
             b'{' => self.object(levels.checked_sub(1)?),
@@ -160,7 +160,7 @@ impl<'j> Writer<'j> {
         Some(all)
     }
 
-    /// Reads the next value, which must be a string. `None` if it has half of a surrogate pair.
+    /// Reads the next value, which must be a string. Returns `None` if it has half of a surrogate pair.
     fn string(&mut self) -> Option<String> {
         let mut strings = serde_json::Deserializer::from_str(self.rest).into_iter();
         let text = strings.next()?.ok()?;
@@ -393,7 +393,7 @@ mod tests {
         })
     }
 
-    /// A JSON number with this value, whose decimal point is moved by `shift` digits.
+    /// Returns a JSON number with this value, its decimal point moved by `shift` digits.
     fn spelled(mantissa: i64, exponent: i64, shift: usize, zeros: usize) -> String {
         let sign = if mantissa < 0 { "-" } else { "" };
         let digits = format!(

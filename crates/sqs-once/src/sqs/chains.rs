@@ -19,16 +19,16 @@ use crate::{InvalidValue, flawed::flawed, protocol::Key};
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum FifoAfterPermanent {
-    /// The messages behind it run as soon as the failure is recorded. They don't overtake the failed message, because it
-    /// doesn't run again while the record is kept and the settings give the message the same key and fingerprint. A redriven
-    /// message takes a new place in its group. Behind a failure that isn't recorded, they don't run in this batch, because
-    /// another build or setting may run the failed message later. No mode records failures of messages without a key or a
-    /// body, and an [item](crate::ItemMode) records none at all.
+    /// The messages behind the failed one run as soon as its failure is recorded. They don't overtake it, because it
+    /// doesn't run again while the record is kept and the settings give the message the same key and fingerprint. A
+    /// redriven message takes a new place in its group. Behind a failure that isn't recorded, they don't run in this batch,
+    /// because another build or setting may run the failed message later. No mode records failures of messages without a
+    /// key or a body, and an [item](crate::ItemMode) records none at all.
     #[default]
     Continue,
-    /// The messages behind it do not run. They are received again together with the failed message, until they reach the
-    /// dead-letter queue. AWS asks functions on FIFO queues to stop at the first failure (*AWS Lambda
-    /// Developer Guide*, "Implementing partial batch responses").
+    /// The messages behind the failed one do not run. They are received again together with it, until they reach the
+    /// dead-letter queue. AWS asks functions on FIFO queues to stop at the first failure (*AWS Lambda Developer Guide*,
+    /// "Implementing partial batch responses").
     Stop,
 }
 
@@ -44,10 +44,11 @@ impl FromStr for FifoAfterPermanent {
     }
 }
 
-/// Messages that run one after the other, by their place in the batch: a message group of a FIFO queue, or the
-/// deliveries of one key. If a message neither succeeds nor fails permanently, those behind it do not run.
+/// Messages that run one after the other: a FIFO message group, or the deliveries of one key. If a message neither succeeds
+/// nor fails permanently, those behind it do not run.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Chain {
+    /// Indexes into the batch.
     pub(super) messages: VecDeque<usize>,
     pub(super) is_fifo_group: bool,
     /// True if an earlier message of the group waits for an attempt with another payload to end.

@@ -15,7 +15,7 @@ use crate::{
     telemetry::millis,
 };
 
-/// How far a process may underestimate its function's timeout, because its first invocation can reach it late.
+/// How far a process may underestimate its function's timeout, because the first invocation can reach the process late.
 const LATE: Duration = Duration::from_secs(10);
 
 /// Processes batches of SQS messages, each message once.
@@ -106,14 +106,14 @@ impl<M, H> Consumer<M, H> {
         quarantine
     }
 
-    /// Creates a consumer for tests and for your own machine. It runs `handler` for each message in this `mode`
-    /// ([`Once`](crate::Once), [`Inbox`](crate::Inbox) or [`ItemMode`](crate::ItemMode)), with `namespace` as the first part of
-    /// every key. [`handler_fn`](crate::handler_fn) turns an async function into a handler.
+    /// Creates a consumer for tests and for your own machine. The consumer runs `handler` for each message in this `mode`
+    /// ([`Once`](crate::Once), [`Inbox`](crate::Inbox) or [`ItemMode`](crate::ItemMode)), with `namespace` as the first
+    /// part of every key. [`handler_fn`](crate::handler_fn) turns an async function into a handler.
     ///
-    /// It calls neither SQS nor CloudWatch. Failed messages come back after the queue's visibility timeout, without a backoff.
-    /// Permanent failures stay in the queue until its redrive policy moves them, and there are no metrics. On AWS, build the
-    /// consumer from [`Settings`](crate::Settings), which adds all that. [`Settings::from_vars`](crate::Settings::from_vars) takes
-    /// the values from code.
+    /// The consumer calls neither SQS nor CloudWatch. Failed messages come back after the queue's visibility timeout,
+    /// without a backoff. Permanent failures stay in the queue until its redrive policy moves them, and there are no
+    /// metrics. On AWS, build the consumer from [`Settings`](crate::Settings), which adds all that.
+    /// [`Settings::from_vars`](crate::Settings::from_vars) takes the values from code.
     pub fn without_aws(mode: M, namespace: Namespace, handler: H) -> Self
     where
         M: Mode<H::Output>,
@@ -163,9 +163,9 @@ impl<M, H> Consumer<M, H> {
         deadline.min_time_to_start(self.options.min_time_to_start)
     }
 
-    /// Checks that `CONSUMER_MIN_TIME_TO_START` leaves time to start a handler. We learn the function's timeout, which is in whole
-    /// seconds, only from the time that an invocation has, and the first invocation may reach the process late. If this invocation
-    /// has less time than the setting, no message starts.
+    /// Checks that `CONSUMER_MIN_TIME_TO_START` leaves time to start a handler. The function's timeout is in whole seconds.
+    /// We learn it only from the time that an invocation has, and the first invocation may reach the process late. If this
+    /// invocation has less time than the setting, no message starts.
     ///
     /// # Errors
     ///

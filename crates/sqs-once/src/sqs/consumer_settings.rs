@@ -64,13 +64,13 @@ impl<M, H> Consumer<M, H> {
     /// Calls `on_duplicate` for each duplicate (a message whose operation is already completed), for example to
     /// send a reply again. By default the consumer only acknowledges the message.
     ///
-    /// It gets the duplicate's own message, decoded as for the handler, the stored output, and an attempt with the call key under
-    /// which the operation was completed. If the message can't be decoded, for example by a newer build, it is still a duplicate.
-    /// The consumer then doesn't call `on_duplicate`, but logs a warning with the key.
+    /// `on_duplicate` gets the duplicate's own message, decoded as for the handler, and the stored output. Its attempt has
+    /// the call key under which the operation was completed. If the message can't be decoded, for example by a newer build,
+    /// it is still a duplicate. The consumer then doesn't call `on_duplicate`, but logs a warning with the key.
     ///
-    /// It runs for each duplicate, so its effects happen at least once. If it fails, the message goes back to the queue,
-    /// the record stays unchanged, and messages behind it in its message group or under its key do not run. It is cut
-    /// off at the deadline, and isolation after a crash does not cover it.
+    /// `on_duplicate` runs for each duplicate, so its effects happen at least once. If `on_duplicate` fails, the message
+    /// goes back to the queue, and the record stays unchanged. Messages behind it in its message group or under its key do
+    /// not run. The function is cut off at the deadline, and isolation after a crash does not cover it.
     ///
     /// ```
     /// # use sqs_once::{Attempt, Consumer, Failure, Mode, Stored, Handler};
@@ -211,8 +211,8 @@ impl<M, H> Consumer<M, H> {
     /// Reserves additional time for each message of a batch. The default of 140 µs is what the smallest
     /// function needs. [`Settings`](crate::Settings) derives it from the function's memory.
     ///
-    /// Each message adds to the response, to the metrics and to the memory that must be freed, and the function
-    /// may have only a share of a vCPU for that work.
+    /// Each message adds to the response, to the metrics and to the memory that must be freed. The function may have only a
+    /// share of a vCPU for that work.
     ///
     /// ```
     /// use std::time::Duration;
@@ -261,10 +261,10 @@ impl<M, H> Consumer<M, H> {
         self
     }
 
-    /// Fails the invocation if every message of the batch failed because the store could not be reached, denied
-    /// access or has no such table ([`BatchError::StoreUnavailable`](crate::BatchError::StoreUnavailable)), so
-    /// that Lambda's Errors metric shows it. On by default. Throttling alone does not fail an invocation. The
-    /// consumer sets the visibility timeouts first, so the messages don't come back any sooner or later.
+    /// Fails the invocation if every message of the batch failed because the store could not be reached, denied access or
+    /// has no such table ([`BatchError::StoreUnavailable`](crate::BatchError::StoreUnavailable)). Lambda's Errors metric
+    /// then shows the outage. On by default. Throttling alone does not fail an invocation. The consumer sets the visibility
+    /// timeouts first, so the messages don't come back any sooner or later.
     ///
     /// ```
     /// # use sqs_once::{Consumer, Handler, Mode};
@@ -333,11 +333,11 @@ impl<M, H> Consumer<M, H> {
     /// Calls `observe` once for each message of a batch, after the outcomes are recorded and before the
     /// response. By default the consumer calls nothing.
     ///
-    /// The outcome does not contain the output, because a batch does not keep its outputs in memory; you'll
-    /// find it in the record. It contains the first 4 KB of an error's text.
+    /// The outcome does not contain the output, because a batch does not keep its outputs in memory. The record has the
+    /// output. The outcome contains the first 4 KB of an error's text.
     ///
-    /// `observe` must return soon, because the response waits for it. A panic in it is logged. If the process
-    /// ends before the response, `observe` is not called for the batch.
+    /// `observe` must return soon, because the response waits for it. The consumer logs a panic in `observe`. If the
+    /// process ends before the response, `observe` is not called for the batch.
     ///
     /// ```
     /// use std::sync::atomic::{AtomicU64, Ordering};

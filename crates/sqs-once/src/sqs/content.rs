@@ -15,7 +15,7 @@ pub(super) struct Content {
     pub(super) facts: EnvelopeMetadata,
 }
 
-/// A member of an object, as its text. `None` if the object lacks it.
+/// The text of an object's member, or `None` if the object lacks it.
 pub(super) type Raw<'a> = Option<&'a RawValue>;
 
 /// Parses a JSON object, and rejects a list, because serde would take the list's elements for the members of a struct.
@@ -24,7 +24,7 @@ pub(super) fn object<'a, T: Deserialize<'a>>(json: &'a str) -> Option<T> {
         .then(|| serde_json::from_str(json).ok())?
 }
 
-/// Parses a string. `None` if the member is missing or isn't a string.
+/// Parses a string. Returns `None` if the member is missing or isn't a string.
 pub(super) fn text(member: Raw<'_>) -> Option<String> {
     serde_json::from_str(member?.get()).ok()
 }

@@ -1,4 +1,4 @@
-//! [`Document`]: a body that is JSON, as text.
+//! [`Document`]: the text of a JSON body.
 
 use std::{
     borrow::Cow,

@@ -1,4 +1,4 @@
-//! [`Ended`]: how one message of a batch ended, and its log line.
+//! [`Ended`]: the result of one message of a batch, and its log line.
 
 use std::time::Duration;
 
@@ -14,8 +14,8 @@ use crate::{
     telemetry::millis,
 };
 
-/// How one message of a batch ended. It keeps no output and only part of an error's text, because a whole batch of
-/// them may be larger than the function's memory.
+/// The result of one message of a batch. `Ended` keeps no output and only part of an error's text, because those of a whole
+/// batch may be larger than the function's memory.
 #[derive(Clone, Debug)]
 pub(super) struct Ended {
     pub(super) outcome: Outcome,
@@ -24,7 +24,7 @@ pub(super) struct Ended {
     /// The whole text of a failure, until it is logged.
     pub(super) detail: Option<String>,
     pub(super) key: Option<Key>,
-    /// Time from the start of the message to its outcome.
+    /// How long the consumer worked on the message, up to its outcome.
     pub(super) duration: Duration,
     /// The handler's run, or its last run if another transaction got in the way of the earlier ones.
     pub(super) handler: Option<HandlerRun>,
@@ -72,7 +72,7 @@ impl Ended {
         }
     }
 
-    /// Returns the outcome of the operation. `None` if only its `on_duplicate` failed.
+    /// Returns the outcome of the operation, or `None` if only its `on_duplicate` failed.
     fn of_operation(&self) -> Option<&Outcome> {
         (!self.of_duplicate).then_some(&self.outcome)
     }
@@ -114,7 +114,7 @@ impl Ended {
     /// Writes one log line, without payload.
     pub(super) fn log(&mut self, message: &Message) {
         let detail = self.detail.take();
-        // We log it only for an attempt that may have called another system.
+        // We log the call key only for an attempt that may have called another system.
         let call_key = || {
             let (run, key) = self.handler.as_ref().zip(self.key.as_ref())?;
             Some(key.call_key(run.history.generation))

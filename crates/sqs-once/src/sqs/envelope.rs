@@ -26,10 +26,10 @@ const MAX_ATTRIBUTES: usize = 100;
 
 /// Decides whether the consumer removes the JSON that a service put around a message.
 ///
-/// With [`Auto`](Self::Auto), it removes the envelopes of SNS, EventBridge and S3 before anything else, even one
-/// inside another (S3 → SNS → SQS). A body without an envelope stays as it is, so a queue can hold both kinds.
-/// Key, fingerprint and handler see the innermost message, and JSON pointers start there. So if the key comes
-/// from the body, an order that a producer published twice is one operation.
+/// With [`Auto`](Self::Auto), the consumer removes the envelopes of SNS, EventBridge and S3 before anything else, even one
+/// inside another (S3 → SNS → SQS). A body without an envelope stays as it is, so a queue can hold both kinds. Key,
+/// fingerprint and handler see the innermost message, and JSON pointers start there. So if the key comes from the body, an
+/// order that a producer published twice is one operation.
 /// [`DeliveryMetadata::envelope`](crate::DeliveryMetadata::envelope) holds what the innermost envelope said.
 ///
 /// | envelope | the body is a JSON object with | the message inside |
@@ -68,11 +68,11 @@ pub enum Envelope {
 /// Why a body has no message for a handler.
 #[derive(Debug)]
 pub(super) enum NoMessage {
-    /// S3 sent it to test its notifications.
+    /// S3 sent the message to test its notifications.
     S3Test,
     /// SNS asks to confirm a subscription or its end.
     Confirmation(InvalidMessage),
-    /// Its envelope can't be removed.
+    /// The envelope can't be removed.
     Invalid(InvalidMessage),
 }
 
@@ -128,7 +128,7 @@ impl FromStr for Envelope {
     }
 }
 
-/// Removes the envelopes around the innermost message. `None` if there are none.
+/// Removes the envelopes around the innermost message. Returns `None` if there are none.
 pub(super) fn open(body: &str) -> Result<Option<Content>, NoMessage> {
     let _turn = one_at_a_time();
     let mut opened: Option<Content> = None;

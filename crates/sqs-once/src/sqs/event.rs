@@ -23,15 +23,15 @@ struct MappingEvent<'a> {
     records: Vec<&'a RawValue>,
 }
 
-/// The same event, if all its messages have the shape that SQS sends. Then we parse it only once.
+/// The same event, if all its messages have the shape that SQS sends. Such an event is parsed only once.
 #[derive(Deserialize)]
 struct OrdinaryEvent {
     #[serde(rename = "Records")]
     records: Vec<Ordinary>,
 }
 
-/// A message of the shape that SQS sends. `None` if it has no id. Rejects a list, because serde would take the list's elements
-/// for the members of a struct.
+/// A message of the shape that SQS sends, or `None` if it has no id. Rejects a list, because serde would take the list's
+/// elements for the members of a struct.
 struct Ordinary(Option<Message>);
 
 impl<'de> Deserialize<'de> for Ordinary {
@@ -141,7 +141,7 @@ fn readable(members: &Members<'_>) -> SqsMessage {
         Some(attributes) => all_attributes(attributes),
         None => Some(HashMap::new()),
     };
-    // A copy that lacks an attribute would be a different message, so we drop the body too: without a body, no copy is sent.
+    // A copy that lacks an attribute would be a different message, so we also drop the body. Without a body, no copy is sent.
     if let Some(attributes) = attributes {
         sqs.message_attributes = attributes;
         sqs.body = text("body");
@@ -149,7 +149,7 @@ fn readable(members: &Members<'_>) -> SqsMessage {
     sqs
 }
 
-/// Parses those members of message attributes that SQS uses. `None` if the value of an attribute can't be read.
+/// Parses those members of message attributes that SQS uses. Returns `None` if the value of an attribute can't be read.
 fn all_attributes(attributes: &RawValue) -> Option<HashMap<String, SqsMessageAttribute>> {
     let attributes: Option<Members<'_>> = parsed(attributes)?;
     let attribute = |(Name(name), attribute): (Name, &RawValue)| {

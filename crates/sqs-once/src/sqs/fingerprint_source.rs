@@ -46,8 +46,8 @@ pub enum FingerprintSource {
 }
 
 impl FingerprintSource {
-    /// Version of the canonical form. Increase it with every change that gives a payload another hash: to the
-    /// form of JSON, or to the length above which we hash bytes.
+    /// Version of the canonical form. Increase the version with every change that gives a payload another hash: to the form
+    /// of JSON, or to the length above which we hash bytes.
     const FORM: u8 = 3;
     /// Longest scheme that names its pointers, in bytes. A longer scheme contains their hash.
     const MAX_SCHEME_BYTES: usize = 64;
@@ -168,7 +168,7 @@ mod tests {
         let long = scheme(&format!("body:/{}", "x".repeat(60))).unwrap();
         assert!(long.starts_with("sha256:") && long.len() == 39, "{long}");
         assert_eq!(scheme("off"), None);
-        // A body that is not JSON has it too, so that it differs from a body that is.
+        // A body that is not JSON also has the scheme, so that it differs from a body that is.
         let print = identity_by(&facts(), "text", &KeySource::MessageId, "body");
         let print = print.unwrap().fingerprint.unwrap();
         assert_eq!(print.scheme(), Some("body;3"));

@@ -54,7 +54,7 @@ impl IdentitySources<'_> {
 ///
 /// # Errors
 ///
-/// Why the message has no key.
+/// Returns why the message has no key.
 pub fn key_of(
     source: &KeySource,
     namespace: &Namespace,
@@ -75,8 +75,8 @@ pub fn key_of(
     })
 }
 
-/// Returns whether a message, or the one inside its envelopes, has the same payload as a record. `None` if the record's scheme
-/// does not say what was hashed.
+/// Returns whether a message, or the one inside its envelopes, has the same payload as a record. Returns `None` if the
+/// record's scheme does not say what was hashed.
 #[must_use]
 pub fn has_payload(body: &str, recorded: &Fingerprint) -> Option<bool> {
     let (source, _) = recorded.scheme()?.rsplit_once(';')?;

@@ -31,9 +31,9 @@ impl<M, H> Consumer<M, H> {
 }
 
 impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
-    /// Processes a batch outside an invocation. Returns the batch item failures: the messages that go back to the queue. In a
-    /// Lambda function, use [`invoke`](Self::invoke), which knows the deadline and the request id. This returns before `deadline`
-    /// even if a handler doesn't, unless the handler blocks the only thread of the runtime.
+    /// Processes a batch outside an invocation. Returns the batch item failures: the messages that go back to the queue. In
+    /// a Lambda function, use [`invoke`](Self::invoke), which knows the deadline and the request id. `process` returns
+    /// before `deadline` even if a handler doesn't, unless the handler blocks the only thread of the runtime.
     ///
     /// # Errors
     ///
@@ -108,7 +108,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         }
     }
 
-    /// Opens the messages. Makes keys only during the first half of the time; later messages get their keys when they run.
+    /// Opens the messages. Makes keys only during the first half of the time. Later messages get their keys when they run.
     async fn read(
         &self,
         mut messages: Vec<Message>,
@@ -121,8 +121,8 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         for (index, message) in messages.iter_mut().enumerate() {
             message.in_invocation(request_id.as_ref());
             message.open(self.options.envelope, reads_s3);
-            // Chains need keys. But if keys are slow to make, they must not use up the time of the other
-            // messages, so the rest get their keys when they run.
+            // Chains need keys. But slow keys must not use up the time of the other messages, so the rest get their keys
+            // when they run.
             if deadline.time_left() >= kept_for_handlers {
                 if index > 0 {
                     // Give other invocations of the process a chance to run.

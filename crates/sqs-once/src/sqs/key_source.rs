@@ -56,8 +56,8 @@ impl From<InvalidMessage> for NoKey {
 ///
 /// # Deduplication ids
 ///
-/// The key contains the message group too, because a queue's `DeduplicationScope` can be the message group.
-/// With this setting, messages of a standard queue fail permanently, because they have no deduplication id.
+/// The key also contains the message group, because a queue's `DeduplicationScope` can be the message group. With this
+/// setting, messages of a standard queue fail permanently, because they have no deduplication id.
 ///
 /// - Within its deduplication interval, SQS drops a message whose deduplication id it has already accepted.
 ///   After that interval, the record deduplicates. So a producer must send the same id when it repeats an
@@ -158,10 +158,9 @@ impl KeySource {
     /// `#[serde(flatten)]` or tagged enums here, because they keep everything that they read. Only one body is decoded at a time.
     /// The function returns the parts of the key in order, by the rules of [`from_fn`](Self::from_fn).
     ///
-    /// A message fails permanently if its body doesn't decode to that type or has a member twice, or if a part of
-    /// the key is empty. If you change the key or its source, every message in the queue becomes a new operation. If
-    /// `key.order_id` is a `String` or `u64`, it makes the same key as `body:/orderId`; a number that you turn into text
-    /// does not.
+    /// A message fails permanently if its body doesn't decode to that type or has a member twice, or if a part of the key
+    /// is empty. If you change the key or its source, every message in the queue becomes a new operation. If `key.order_id`
+    /// is a `String` or `u64`, it makes the same key as `body:/orderId`. A number that you turn into text does not.
     ///
     /// ```
     /// use serde::Deserialize;
@@ -301,7 +300,7 @@ impl KeySource {
     }
 }
 
-/// Returns the producer's deduplication id. `None` for messages of standard queues.
+/// Returns the producer's deduplication id, or `None` for messages of standard queues.
 ///
 /// In a dead-letter queue, the message itself has a different deduplication id, whether SQS moved it or the consumer copied
 /// it.
@@ -543,7 +542,6 @@ mod tests {
         }
     }
 
-    /// A message of a FIFO queue.
     fn fifo(group: &str, deduplication_id: &str) -> DeliveryMetadata {
         DeliveryMetadata {
             group_id: Some(group.into()),

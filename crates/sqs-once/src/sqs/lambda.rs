@@ -53,9 +53,9 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
     /// # }
     /// ```
     ///
-    /// Deadline, request id and log lines are as with [`run`](crate::run). There is one difference: a message that doesn't fit
-    /// into an [`SqsEvent`] fails the whole invocation, and `lambda_runtime` logs why, which may quote the event. With the
-    /// [`Service`], which takes the raw event, only that message fails.
+    /// Deadline, request id and log lines are as with [`run`](crate::run). There is one difference. A message that doesn't
+    /// fit into an [`SqsEvent`] fails the whole invocation, and `lambda_runtime` logs an error that may quote the event.
+    /// With the [`Service`], which takes the raw event, only that message fails.
     ///
     /// # Errors
     ///
@@ -73,8 +73,8 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
     /// Checks that the key is set in only one place and suits the lookup. [`run`](crate::run) calls this. Call it yourself before
     /// the first [`invoke`](Self::invoke), so that a mistake shows at the start and not in every batch.
     ///
-    /// Logs a warning if the function was built with `panic = "abort"`, because a panic in one message then ends the process,
-    /// and every message of the batch is received again. Logs another if no subscriber has
+    /// Logs a warning if the function was built with `panic = "abort"`. A panic in one message then ends the process, and
+    /// every message of the batch is received again. Logs another if no subscriber has
     /// [`telemetry::layer`](crate::telemetry::layer), because the runbook's queries read the lines that it writes.
     ///
     /// # Errors

@@ -1,4 +1,4 @@
-//! [`Message`]: one message of an SQS event: its ids, its body and its delivery.
+//! [`Message`]: one message of an SQS event, with its ids, its body and its delivery.
 
 use std::{collections::HashMap, mem, sync::Arc};
 
@@ -25,7 +25,7 @@ use crate::{
 /// A function that makes the span of a message.
 pub(super) type MakeSpan = dyn Fn(&DeliveryMetadata) -> Span + Send + Sync;
 
-/// A message of a batch. It always has an id, because the response could not name it without one.
+/// A message of a batch. A message always has an id, because the response could not name it without one.
 #[derive(Debug)]
 pub(crate) struct Message {
     pub(super) id: MessageId,
@@ -51,7 +51,8 @@ enum Opened {
     Bare,
     /// An envelope that the handler gets as it is. The field is the innermost message.
     Envelope(String),
-    /// An envelope that was removed. The delivery has both its attributes and those that were sent to the queue.
+    /// An envelope that was removed. The delivery has the attributes from inside the envelope and those that were sent to
+    /// the queue.
     Removed {
         inside: String,
         sent_attributes: HashMap<String, Attribute>,
@@ -76,7 +77,7 @@ impl MessageId {
 }
 
 impl Message {
-    /// Creates a message as SQS delivered it. `None` if it has no id.
+    /// Creates a message as SQS delivered it, or returns `None` if it has no id.
     pub(crate) fn new(sqs: SqsMessage) -> Option<Self> {
         let id = sqs.message_id.filter(|id| !id.is_empty())?;
         let mut system = sqs.attributes;
@@ -193,7 +194,7 @@ impl Message {
             .filter(|_| queue.ends_with(".fifo"))
     }
 
-    /// Returns queue and receipt handle. `None` if the event lacks one of them.
+    /// Returns the queue and the receipt handle, or `None` if the event lacks one of them.
     pub(crate) fn receipt(&self) -> Option<Receipt<'_>> {
         Some(Receipt {
             queue_arn: self.delivery.facts().queue_arn.as_deref()?,
@@ -212,7 +213,7 @@ impl Message {
         sources: &IdentitySources<'_>,
     ) -> Result<Identity, NoKey> {
         let body = body.ok_or_else(InvalidMessage::no_body)?;
-        // An envelope gets a new id and time whenever the message is published, so it isn't part of the fingerprint.
+        // An envelope gets a new id and time whenever the message is published, so the envelope isn't part of the fingerprint.
         let whole = match &self.opened {
             Opened::Envelope(inside) => inside,
             Opened::Bare | Opened::Removed { .. } => body,
@@ -220,7 +221,7 @@ impl Message {
         sources.identity(body, whole, self.delivery.facts())
     }
 
-    /// Makes the key of a message whose body is gone. `None` if the key needs it.
+    /// Makes the key of a message whose body is gone. Returns `None` if the key needs the body.
     pub(super) fn identify_without_body(
         &self,
         sources: &IdentitySources<'_>,
@@ -265,8 +266,8 @@ impl Message {
         })
     }
 
-    /// Creates the span in which the message runs. The handler's log lines have its fields too. Our default span is enabled at
-    /// every log level, and names the request id as the Lambda runtime's span does.
+    /// Creates the span in which the message runs. The handler's log lines also have the span's fields. Our default span is
+    /// enabled at every log level, and names the request id as the Lambda runtime's span does.
     pub(crate) fn span(&self, make_span: Option<&Callback<MakeSpan>>) -> Span {
         let made = make_span.and_then(|span| span.call(|make| make(self.delivery.facts())));
         if let Some(span) = made {
@@ -325,7 +326,7 @@ fn attributes(sent: HashMap<String, SqsMessageAttribute>) -> HashMap<String, Att
         .collect()
 }
 
-/// Converts an attribute, with the value of its declared type. `None` if that value is missing.
+/// Converts an attribute, with the value of its declared type. Returns `None` if that value is missing.
 fn attribute(attribute: SqsMessageAttribute) -> Option<Attribute> {
     let data_type = attribute.data_type.unwrap_or_default();
     let value = match data_type.split('.').next() {

@@ -1,4 +1,4 @@
-//! [`MessageOutcome`]: how one message ended, for the response, the metrics and observers.
+//! [`MessageOutcome`]: the result of one message, for the response, the metrics and observers.
 
 use std::time::Duration;
 
@@ -34,7 +34,7 @@ pub struct MessageOutcome<'a> {
     pub receive_count: u32,
     /// When the message was sent, if the event says so (`SentTimestamp`).
     pub sent_at: Option<Timestamp>,
-    /// Time from the start of the message to its outcome.
+    /// How long the consumer worked on the message, up to its outcome.
     pub duration: Duration,
     /// How long the handler took, including the decoding of its message. `None` if neither ran.
     pub handler_duration: Option<Duration>,
@@ -70,20 +70,21 @@ impl<'a> MessageOutcome<'a> {
             || self.dead_lettered
     }
 
-    /// Latency of each request to the store, in the order of the responses. Includes requests that got no response in time.
+    /// Returns the latency of each request to the store, in the order of the responses. Includes requests that got no
+    /// response in time.
     #[must_use]
     pub fn store_latencies(&self) -> &[Duration] {
         &self.ended.requests.latencies
     }
 
-    /// Number of earlier claims of the operation. `None` if the handler did not run.
+    /// Returns how many times the operation was claimed before, or `None` if the handler did not run.
     #[must_use]
     pub fn earlier_claims(&self) -> Option<u64> {
         self.history().map(|history| history.attempts)
     }
 
-    /// Returns the prior attempt that the handler was told of, which may have had its effect. `None` if there
-    /// was none, or if the handler did not run.
+    /// Returns the prior attempt that the handler was told of, which may have had its effect. Returns `None` if there was
+    /// none, or if the handler did not run.
     #[must_use]
     pub fn prior(&self) -> Option<PriorAttempt> {
         self.history()?.prior

@@ -26,8 +26,8 @@ pub(crate) struct Options {
     pub(crate) reserve_per_message: Duration,
     pub(crate) assumed_timeout: Duration,
     pub(crate) min_time_to_start: Duration,
-    /// [`min_time_to_start`](Self::min_time_to_start) may be at most the function's timeout divided by this. With `None`, it is
-    /// only a hint, which we ignore if it is too long.
+    /// [`min_time_to_start`](Self::min_time_to_start) may be at most the function's timeout divided by this. With `None`,
+    /// the setting is only a hint, which we ignore if it is too long.
     pub(crate) min_time_divisor: Option<u32>,
     pub(crate) fifo_after_permanent: FifoAfterPermanent,
     pub(crate) fail_when_store_unavailable: bool,

@@ -25,7 +25,7 @@ const S3_BODIES: u32 = 20 << 20;
 /// How many bytes a permit stands for.
 const PERMIT: u32 = 1 << 10;
 
-/// State that the invocations of a process share. Clones of a consumer share it too.
+/// State that the invocations of a process share. Clones of a consumer also share it.
 #[derive(Debug)]
 pub(super) struct Process {
     /// The handlers' turns: either they run in parallel, or a suspect runs alone.
@@ -55,7 +55,7 @@ impl Default for Process {
     }
 }
 
-/// Memory for a body from S3. Dropping this gives the memory back.
+/// Memory for a body from S3. Dropping the value frees the memory.
 #[derive(Debug)]
 pub(super) struct BodyMemory(OwnedSemaphorePermit);
 
@@ -77,7 +77,7 @@ impl Process {
         Duration::from_secs(before.max(seconds))
     }
 
-    /// Waits for the memory of a body of at most `bytes`. `None` if it isn't free by `latest`.
+    /// Waits for the memory of a body of at most `bytes`. Returns `None` if it isn't free by `latest`.
     pub(super) async fn memory_of_body(&self, bytes: u32, latest: Instant) -> Option<BodyMemory> {
         let permits = bytes.min(S3_BODIES).div_ceil(PERMIT);
         let acquired = Arc::clone(&self.s3_bodies).acquire_many_owned(permits);

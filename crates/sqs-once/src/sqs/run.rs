@@ -40,10 +40,10 @@ use crate::{
     system::{self, Instant},
 };
 
-/// Pauses between a message's tries while another transaction is in the way.
+/// First pause between a message's tries while another transaction is in the way.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
-/// How long a suspect may wait for its body from S3. It is short, because the messages of all invocations wait for the suspect.
+/// How long a suspect may wait for its body from S3.
 const S3_ALONE: Duration = Duration::from_secs(5);
 
 /// The result of running a message.
@@ -53,7 +53,7 @@ pub(super) enum Ran {
     Suspect(Suspect),
 }
 
-/// A message that waits to run alone. It holds no claim.
+/// A message that waits to run alone, and holds no claim.
 #[derive(Debug)]
 pub(super) struct Suspect {
     pub(super) exclusive_attempts: u64,
@@ -127,7 +127,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         notes.ran(ran)
     }
 
-    /// Reads the body of a message, and runs the message until it has ended or turns out to be a suspect.
+    /// Reads the body of a message, and runs the message until it is done or turns out to be a suspect.
     async fn read_and_run(
         &self,
         message: &Message,
@@ -135,7 +135,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
         start: Start,
         notes: &mut Notes,
     ) -> Result<Outcome, Stop> {
-        // The messages of all invocations wait for a suspect.
+        // While a suspect runs alone, every invocation waits for it, so it gets less time to read its body.
         let latest = match start {
             Start::Beside => deadline.start_by(),
             Start::Alone => deadline.start_by().min(system::instant() + S3_ALONE),
@@ -222,7 +222,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
             return self.mode.finish(operation, claim, end).await;
         };
         notes.begins(operation, &history, began);
-        // Decoding is part of the attempt, because user code may kill the process there too.
+        // Decoding is part of the attempt, because user code may also kill the process there.
         let (mut invalid, mut called) = (None, None);
         let decoded = guard_now(|| Ok(message.parse(body.text(message))));
         let end = match decoded {
@@ -374,7 +374,7 @@ impl<M: Mode<H::Output>, H: Handler> Consumer<M, H> {
 }
 
 impl OfBatch {
-    /// Returns the same for the message at `index`.
+    /// Returns a copy for the message at `index`.
     pub(super) fn at(&self, index: usize) -> Self {
         Self {
             index,
@@ -460,7 +460,7 @@ impl Suspect {
     }
 }
 
-/// Catches a panic. A key function is user code too.
+/// Catches a panic. A key function is also user code.
 ///
 /// This is not an `async fn`, whose future would hold `run` twice.
 fn caught(

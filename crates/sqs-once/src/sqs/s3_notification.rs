@@ -47,7 +47,8 @@ struct S3Object<'a> {
     key: Raw<'a>,
 }
 
-/// Returns the list of records with decoded object keys. Everything else stays as S3 wrote it. `None` if these are not S3 records.
+/// Returns the list of records with decoded object keys, or `None` if these are not S3 records. Everything else stays as S3
+/// wrote it.
 pub(super) fn content(records: &RawValue) -> Option<Result<Content, InvalidMessage>> {
     let list = records.get();
     let records: Vec<&RawValue> = serde_json::from_str(list).ok()?;

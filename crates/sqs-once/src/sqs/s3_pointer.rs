@@ -16,15 +16,15 @@ const SIZE_ATTRIBUTES: [&str; 2] = ["ExtendedPayloadSize", "SQSLargePayloadSize"
 
 /// Reads the bodies that pointers name. `S3Bodies`, from the `s3` feature, implements it.
 pub trait ReadBodies: Debug + Send + Sync {
-    /// Returns how many bytes a body may have. Before it reads one, the consumer waits for that much memory, or for all
+    /// Returns how many bytes a body may have. Before the consumer reads a body, it waits for that much memory, or for all
     /// of its 20 MiB if that is less.
     fn max_bytes(&self) -> u32;
 
-    /// Reads the body behind a pointer. `None` if S3 has no such object.
+    /// Reads the body behind a pointer. Returns `None` if S3 has no such object.
     ///
     /// # Errors
     ///
-    /// Returns the message's outcome. Its text should not contain payload.
+    /// Returns the message's outcome. The outcome's text should not contain payload.
     fn read<'a>(&'a self, pointer: &'a S3Pointer)
     -> BoxFuture<'a, Result<Option<String>, Outcome>>;
 }
@@ -56,7 +56,7 @@ enum PointerClass {
 }
 
 impl S3Pointer {
-    /// Parses a body that is a pointer. `None` for other bodies.
+    /// Parses a body that is a pointer. Returns `None` for other bodies.
     ///
     /// With the class name, we require no attribute, because services drop attributes on the way.
     pub(super) fn find(
@@ -151,7 +151,6 @@ mod tests {
         }
     }
 
-    /// The attributes of a message with a body in S3.
     fn size(name: &str) -> HashMap<String, Attribute> {
         let size = Attribute {
             data_type: "Number".to_owned(),

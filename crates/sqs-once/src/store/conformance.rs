@@ -23,7 +23,7 @@ fn owner(name: &str) -> Owner {
     Owner::from_stored(name.to_owned())
 }
 
-/// A record with few attributes.
+/// Returns a record with few attributes.
 fn sparse(version: u64) -> Record {
     Record {
         stamp: Stamp {
@@ -46,7 +46,7 @@ fn sparse(version: u64) -> Record {
     }
 }
 
-/// A record with every attribute that a record in progress may have.
+/// Returns a record with every attribute that a record in progress may have.
 fn full(version: u64) -> Record {
     Record {
         state: State::InProgress {
@@ -232,7 +232,7 @@ pub async fn all<S: Store>(store: &S) {
 ///
 /// # Panics
 ///
-/// Panics if the store accepts a claim that doesn't.
+/// Panics if the store accepts a claim that leaves no room.
 pub async fn claim_leaves_room_for_a_result<S: Store>(store: &S) {
     let swap = Swap {
         key: key("room"),
@@ -252,8 +252,8 @@ pub async fn claim_leaves_room_for_a_result<S: Store>(store: &S) {
 }
 
 /// Checks that the writes that commit with a record are applied together with it, once, or not at all. `with` makes
-/// something that the store applies, `refused` something that it refuses, and `applied` counts how many times it was
-/// applied.
+/// something that the store applies, and `applied` counts how many times it did. `refused` makes something that the store
+/// refuses.
 ///
 /// # Panics
 ///

@@ -32,7 +32,7 @@ impl RequestContext {
         }
     }
 
-    /// Returns how much longer the caller will wait for the response. `None` if there is no limit.
+    /// Returns how much longer the caller will wait for the response, or `None` if there is no limit.
     #[must_use]
     pub fn time_left(&self) -> Option<Duration> {
         let limit = self.limit?;

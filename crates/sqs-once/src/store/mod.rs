@@ -22,8 +22,8 @@ pub use results::{ResultStore, Results};
 
 use crate::protocol::{Key, Record, RequestErrorKind, Swap};
 
-/// A table of [`Record`]s. Each call is one request, and a store never retries: the caller does, as long as the kind of
-/// error and the time allow it.
+/// A table of [`Record`]s. Each call is one request. A store never retries. The caller does, as long as the kind of error
+/// and the time allow it.
 ///
 /// ```
 /// use sqs_once::protocol::{Claim, Expect, Key, Namespace, Owner, Record, Swap, Timestamp};
@@ -46,8 +46,8 @@ use crate::protocol::{Key, Record, RequestErrorKind, Swap};
 /// # Ok(()) }
 /// ```
 pub trait Store: Send + Sync + 'static {
-    /// Writes that this store can commit together with a record: `()` if there are none. A store that wraps another uses its
-    /// type and passes `with` on.
+    /// Writes that this store can commit together with a record: `()` if there are none. A store that wraps another uses
+    /// the other's type, and passes `with` on.
     type With: With;
 
     /// Sets the outbox table (`OUTBOX_TABLE_NAME`) in a store that publishes events, unless the store already has one.
@@ -182,7 +182,7 @@ pub enum StoreError {
         action: &'static str,
         /// Key of the record.
         key: String,
-        /// Why it failed.
+        /// Why the request failed.
         reason: String,
     },
     /// No response arrived before the deadline.
@@ -235,8 +235,8 @@ impl StoreError {
         Self::unavailable(RequestErrorKind::Unanswered, action, key, store, reason)
     }
 
-    /// Creates the error of a request that was throttled or collided with another write. It was not applied,
-    /// and a retry may succeed. The arguments are those of [`unanswered`](Self::unanswered).
+    /// Creates the error of a request that was throttled or collided with another write. The request was not applied, and a
+    /// retry may succeed. The arguments are those of [`unanswered`](Self::unanswered).
     #[must_use]
     pub fn contended(
         action: &'static str,
@@ -247,8 +247,8 @@ impl StoreError {
         Self::unavailable(RequestErrorKind::Contended, action, key, store, reason)
     }
 
-    /// Creates the error of a request that was denied, or whose table does not exist. It was not applied, and a
-    /// retry can succeed once that is fixed. The arguments are those of [`unanswered`](Self::unanswered).
+    /// Creates the error of a request that was denied, or whose table does not exist. The request was not applied, and a
+    /// retry can succeed once somebody fixes the cause. The arguments are those of [`unanswered`](Self::unanswered).
     #[must_use]
     pub fn denied(
         action: &'static str,
@@ -259,7 +259,7 @@ impl StoreError {
         Self::unavailable(RequestErrorKind::Denied, action, key, store, reason)
     }
 
-    /// Creates the error of a request that is not valid. It was not applied, and a retry would fail too. The
+    /// Creates the error of a request that is not valid. The request was not applied, and a retry would also fail. The
     /// arguments are those of [`unanswered`](Self::unanswered).
     #[must_use]
     pub fn invalid(
@@ -291,8 +291,8 @@ impl StoreError {
         }
     }
 
-    /// Returns whether the store may have applied the failed request. True for an unreadable answer too, because a write may
-    /// have been applied.
+    /// Returns whether the store may have applied the failed request. Also true for an unreadable answer, because a write
+    /// may have been applied.
     #[must_use]
     pub const fn may_have_been_applied(&self) -> bool {
         matches!(self, Self::Unreadable { .. }) || self.is_unanswered()
@@ -313,7 +313,7 @@ impl StoreError {
         matches!(self.kind(), Some(RequestErrorKind::Contended))
     }
 
-    /// Returns the kind of a failed request. `None` if no retry can help.
+    /// Returns the kind of a failed request, or `None` if the error is not `Unavailable`.
     pub(crate) const fn kind(&self) -> Option<RequestErrorKind> {
         match self {
             Self::Unavailable { kind, .. } => Some(*kind),

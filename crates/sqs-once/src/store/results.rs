@@ -12,9 +12,9 @@ use crate::{
 /// Where the outputs of completed operations are stored: in the record, in S3, or nowhere. Pass it to
 /// [`Once::results`](crate::Once::results).
 ///
-/// A claim whose condition fails costs write units for the whole record, so each duplicate pays for a large
-/// output again, and twice as much in a transaction. An output in S3 costs one request when it is stored, and
-/// another for each duplicate whose `on_duplicate` reads it ([`Stored::output`](crate::Stored::output)).
+/// A claim whose condition fails costs write units for the whole record. So each duplicate pays for a large output again,
+/// and in a transaction twice as much. An output in S3 costs one request when it is stored, and another for each duplicate
+/// whose `on_duplicate` reads it ([`Stored::output`](crate::Stored::output)).
 ///
 /// ```
 /// use sqs_once::{Once, store::{MemoryStore, Results}};
@@ -27,7 +27,7 @@ use crate::{
 ///
 /// 1. After the handler, the worker stores an output over the limit in S3. The object's name contains the key's
 ///    hash, the claim's owner, and the output's hash.
-/// 2. Then it records the completion, with bucket, name, SHA-256 and length.
+/// 2. Then the worker records the completion, with bucket, name, SHA-256 and length.
 /// 3. When `on_duplicate` reads the output, the object's SHA-256 must match.
 ///
 /// The effect has happened before step 1, so a failure of S3 never fails the operation. If S3 does not take the
@@ -129,10 +129,6 @@ impl Results {
     }
 
     /// Reads an output from S3.
-    ///
-    /// # Errors
-    ///
-    /// Returns a text that says what failed and what to do. It contains no part of the output.
     pub(crate) async fn read(&self, pointer: &ResultPointer) -> Result<String, String> {
         self.read_within(MAX_READ_TIME, pointer).await
     }

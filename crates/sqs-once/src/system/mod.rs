@@ -1,8 +1,8 @@
 //! Time, spawned tasks and randomness. The crates of this project get them only from here, and clippy enforces that.
 //!
-//! A simulation replaces what is behind this module: each simulated process has its own clocks, its tasks end when it is
-//! killed, and random numbers come from a seed. Rules get the wall-clock time as an argument, from a clock that tests
-//! can replace ([`Once::clock`](crate::Once::clock)).
+//! A simulation replaces what is behind this module. Each simulated process has its own clocks, its tasks end when it is
+//! killed, and random numbers come from a seed. Rules get the wall-clock time as an argument, from a clock that tests can
+//! replace ([`Once::clock`](crate::Once::clock)).
 #![expect(
     clippy::disallowed_methods,
     reason = "all other modules use this module"
@@ -80,7 +80,7 @@ pub(crate) fn random_up_to(max: u64) -> u64 {
     fastrand::u64(..=max)
 }
 
-/// Returns the time on the process's monotonic clock, which never goes back. It may stand still while Lambda has
+/// Returns the time on the process's monotonic clock, which never goes back. The clock may stand still while Lambda has
 /// frozen the process.
 #[must_use]
 pub fn instant() -> Instant {
@@ -103,13 +103,13 @@ pub fn sleep(duration: Duration) -> Sleep {
     tokio::time::sleep(duration)
 }
 
-/// Drops `future` if it has not ended after `duration`.
+/// Runs `future`, and drops it if it has not ended after `duration`.
 #[cfg(not(feature = "simulation"))]
 pub fn timeout<F: Future>(duration: Duration, future: F) -> Timeout<F> {
     tokio::time::timeout(duration, future)
 }
 
-/// Drops `future` if it has not ended at `end`.
+/// Runs `future`, and drops it if it has not ended at `end`.
 #[cfg(not(feature = "simulation"))]
 pub fn timeout_at<F: Future>(end: Instant, future: F) -> Timeout<F> {
     tokio::time::timeout_at(end, future)

@@ -74,7 +74,7 @@ impl Metrics {
         }
     }
 
-    /// Returns whether lines with metrics are written. They aren't if standard output is a terminal.
+    /// Returns whether lines with metrics are written. On a terminal, they are not.
     #[must_use]
     pub fn writes(&self) -> bool {
         self.writes

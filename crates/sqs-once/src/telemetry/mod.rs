@@ -34,7 +34,7 @@ use tracing_subscriber::{
 /// controls") or else from `RUST_LOG`, which may name targets too (`warn,sqs_once=debug`). If neither is set,
 /// it is `info`. If the value can't be parsed, the level is `info` and a warning names the variable.
 ///
-/// This also replaces the panic hook: see [`set_panic_hook`].
+/// `init` also replaces the panic hook: see [`set_panic_hook`].
 ///
 /// # Panics
 ///
@@ -161,8 +161,8 @@ where
     }
 }
 
-/// Installs a panic hook that logs where a panic happened. It logs the panic's message only at level `trace`,
-/// because the message may quote payload.
+/// Installs a panic hook that logs where a panic happened. The hook logs the panic's message only at level `trace`, because
+/// the message may quote payload.
 pub fn set_panic_hook() {
     // We don't ask the subscriber, because another layer may accept all levels.
     let filter = setting().and_then(|(_, text)| level(&text));

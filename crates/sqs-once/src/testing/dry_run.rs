@@ -27,10 +27,10 @@ use crate::{
 /// Runs handlers in memory, whether they return an output, a [`Done`](crate::Done) or a
 /// [`Change`](crate::Change).
 ///
-/// A dry run keeps and compares records as in production, so a message that runs twice is a duplicate. It records
-/// the writes of a `Done` and the item of a `Change`, but sends nothing. It does not evaluate conditions: they hold,
-/// unless [`fail_condition`](Self::fail_condition) says otherwise. To test the expressions themselves, you need
-/// DynamoDB Local or a similar emulator.
+/// A dry run keeps and compares records as in production, so a message that runs twice is a duplicate. It records the
+/// writes of a `Done` and the item of a `Change`, but sends nothing. A dry run does not evaluate conditions: they hold,
+/// unless [`fail_condition`](Self::fail_condition) says otherwise. To test the expressions themselves, you need DynamoDB
+/// Local or a similar emulator.
 ///
 /// Clones share everything. A `DryRun` is a [`Mode`], so you can build a [`Consumer`](crate::Consumer) with it.
 ///
@@ -68,8 +68,8 @@ impl DryRun {
     /// Runs `handler` for `message`, as a [`Consumer`](crate::Consumer) does in the namespace `test` with
     /// the message id as key and 30 seconds left. Does not call [`on_duplicate`](crate::Consumer::on_duplicate).
     ///
-    /// If the body can't be decoded as the handler's type, the outcome is [`Outcome::Invalid`]. If the handler
-    /// panics, it is [`Outcome::Panicked`].
+    /// If the body can't be decoded as the handler's type, the outcome is [`Outcome::Invalid`]. If the handler panics, the
+    /// outcome is [`Outcome::Panicked`].
     pub async fn run<H: Handler>(&self, handler: &H, message: Message) -> Outcome
     where
         Self: Mode<H::Output>,
@@ -83,8 +83,8 @@ impl DryRun {
         }
     }
 
-    /// Runs a message in `consumer`, but with this dry run in place of its mode. It uses the consumer's key, fingerprint,
-    /// envelope and lookup, so a test sees which messages are the same operation.
+    /// Runs a message in `consumer`, but with this dry run in place of its mode. The dry run uses the consumer's key,
+    /// fingerprint, envelope and lookup, so a test sees which messages are the same operation.
     ///
     /// # Panics
     ///
@@ -208,7 +208,7 @@ impl DryRun {
         self.plans.fail_condition(name.into(), None);
     }
 
-    /// Like [`fail_condition`](Self::fail_condition), and the handler finds `item` in
+    /// Does the same as [`fail_condition`](Self::fail_condition), and the handler finds `item` in
     /// [`FailedWrite::item`](crate::FailedWrite::item).
     ///
     /// # Panics

@@ -126,8 +126,8 @@ pub fn attempt(key: &str) -> Result<Attempt, KeyError> {
     Ok(Attempt::first(key, "m-1", deadline()))
 }
 
-/// Returns the output of an operation that is completed, now or earlier. `None` for every other outcome, and
-/// for an output that was not kept, is in S3, or is not a `T`.
+/// Returns the output of an operation that is completed, now or earlier. Returns `None` for every other outcome, and for an
+/// output that was not kept, is in S3, or is not a `T`.
 ///
 /// [`DryRun`] shows it in use.
 #[must_use]
@@ -140,8 +140,8 @@ pub fn output<T: DeserializeOwned>(outcome: &Outcome) -> Option<T> {
     }
 }
 
-/// Returns settings for a consumer to run with [`DryRun::run_in`]. It has the namespace `test`, and makes no calls when it is
-/// created.
+/// Returns settings for a consumer to run with [`DryRun::run_in`]. The consumer has the namespace `test`, and makes no
+/// calls when it is created.
 ///
 /// Pass the variables that the deployed function has in its environment, such as `IDEMPOTENCY_KEY`. All others have their
 /// defaults, except that visibility timeouts and metrics are off. The process's environment is not read.

@@ -35,7 +35,7 @@ pub struct PlannedWrite {
 }
 
 impl PlannedWrite {
-    /// Returns a put's item as a `T`. `None` if the write is not a put, or the item is not a `T`.
+    /// Returns a put's item as a `T`, or `None` if the write is not a put, or the item is not a `T`.
     ///
     /// ```
     /// use sqs_once::testing::{DryRun, Message};

@@ -14,7 +14,7 @@ use crate::{
 /// A record with its key, as read from the table.
 #[derive(Clone, Debug)]
 pub struct StoredRecord {
-    /// The key as the table has it. It is a hash if it was too long for the key attribute.
+    /// The key as the table has it: a hash if the key was too long for the key attribute.
     pub key: String,
     /// The record, or why the item is not a valid record.
     pub record: Result<Record, UnreadableRecord>,
@@ -32,8 +32,8 @@ pub struct UnreadableRecord {
 }
 
 impl StoredRecord {
-    /// Returns the call key of the current or next attempt. `None` if the record cannot be read, or if the table has only a
-    /// hash of its key.
+    /// Returns the call key of the current or next attempt, or `None` if the record cannot be read, or if the table has
+    /// only a hash of its key.
     #[must_use]
     pub fn call_key(&self) -> Option<String> {
         let record = self.record.as_ref().ok()?;

@@ -122,8 +122,7 @@ impl Layout {
     /// Stores the key in the sort key `name`. All records of the store have the partition key
     /// value `partition`.
     ///
-    /// One partition takes about 1000 writes a second. A sort key has at most 1024 bytes; longer
-    /// keys are hashed.
+    /// One partition takes about 1000 writes a second. A sort key has at most 1024 bytes. Longer keys are hashed.
     ///
     /// # Errors
     ///

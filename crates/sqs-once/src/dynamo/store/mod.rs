@@ -126,9 +126,9 @@ impl DynamoStore {
         Self { layout, ..self }
     }
 
-    /// Sets the table for the events that handlers publish (`Done::publish`). It has the partition key
-    /// `group`, the sort key `sequence` and the TTL attribute `expires_at`; see `docs/outbox.md`. With
-    /// `None`, the default, a handler that publishes events can't commit its writes.
+    /// Sets the table for the events that handlers publish (`Done::publish`). The table has the partition key `group`, the
+    /// sort key `sequence` and the TTL attribute `expires_at`; see `docs/outbox.md`. With `None`, the default, a handler
+    /// that publishes events can't commit its writes.
     ///
     /// ```no_run
     /// # fn store(client: aws_sdk_dynamodb::Client) {

@@ -10,7 +10,7 @@ const MOST: usize = 64;
 /// How many of these slots are for completions only.
 const RESERVED: usize = 8;
 const MOST_SHARED: usize = MOST - RESERVED;
-/// How many of them claims may use, so that releases still go out while claims wait for a silent table.
+/// How many slots claims may use, so that releases still go out while claims wait for a silent table.
 const MOST_CLAIMS: usize = 48;
 
 /// Slots for a store's requests in flight. Clones share them.

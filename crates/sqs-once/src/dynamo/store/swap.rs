@@ -48,7 +48,7 @@ impl<'a> Difference<'a> {
     }
 }
 
-/// The attributes by which a swap finds the record that it expects.
+/// Returns the attributes by which a swap finds the record that it expects.
 fn stamp(stamp: &Stamp) -> [(&'static str, RecordValue<'_>); 2] {
     [
         ("owner", RecordValue::Text(stamp.owner.as_str().into())),
@@ -247,7 +247,7 @@ impl DynamoStore {
         let bytes = size(attributes);
         let (bytes, limit) = match swap.to.state {
             State::InProgress { .. } => {
-                // They don't count, because a completion removes them.
+                // The failures don't count, because a completion removes them.
                 let failures = swap.to.failures_json().map_or(0, |json| json.len());
                 (bytes - failures, MAX_ITEM_BYTES - MAX_RESULT_BYTES)
             }
@@ -360,7 +360,7 @@ impl Store for DynamoStore {
         if with.is_empty() {
             self.swap_in(None, swap).await
         } else {
-            // We box it, because a transaction's future is large, and every message's future would hold it.
+            // A transaction's future is large, and every message's future would hold it, so we box it.
             Box::pin(self.transact(swap, with)).await
         }
     }

@@ -137,7 +137,7 @@ impl<O: Serialize> Change<O> {
 
     /// Updates an item, if the update's conditions are met.
     ///
-    /// The consumer stores the key with one more SET action. So if the update's expression has a SET clause, that
+    /// The consumer stores the key with one more SET action. So if the update's expression has a SET clause, the clause
     /// must come first: `SET total = :total ADD count :one`. Otherwise the change fails permanently.
     pub fn update(output: O, update: impl IntoWrite<Action = Update>) -> Self {
         Self::new(Kind::Update {
@@ -150,9 +150,9 @@ impl<O: Serialize> Change<O> {
     ///
     /// `key` is the item's primary key: one attribute, or two if the table has a sort key.
     ///
-    /// If another worker has changed the item in the meantime, `modify` runs again with the current item. So
-    /// `modify` must have no side effects. It gets `None` if no item exists. If the operation's key is
-    /// already on the item, `modify` does not run.
+    /// If another worker has changed the item in the meantime, `modify` runs again with the current item. So `modify` must
+    /// have no side effects. `modify` gets `None` if no item exists. If the operation's key is already on the item,
+    /// `modify` does not run.
     ///
     /// Requirements for `T`:
     ///
@@ -225,9 +225,9 @@ impl<O: Serialize> Change<O> {
 
     /// Sets what to do after a failed condition check. By default, the operation fails permanently.
     ///
-    /// `decide` returns a failure, or a replacement that updates or modifies the same item. A replacement that changes
-    /// another item fails permanently, because the next delivery begins with the first change, and looks for its key only on
-    /// the item of that change. The condition of a [`modify`](Self::modify) never fails.
+    /// `decide` returns a failure, or a replacement that updates or modifies the same item. The next delivery begins with
+    /// the first change, and looks for its key only on the item of that change. So a replacement that changes another item
+    /// fails permanently. The condition of a [`modify`](Self::modify) never fails.
     ///
     /// When the worker calls `decide`, nothing has been written. The function must have no effect, because a
     /// later delivery may call it again.

@@ -33,8 +33,8 @@ use crate::{
 
 /// The item mode: runs operations whose only effect is one change of one item.
 ///
-/// This mode uses no idempotency table. The item itself stores the idempotency keys of its changes, the
-/// *processed keys*, in the list `processed_events`: for each change its time in epoch seconds, then its key.
+/// This mode uses no idempotency table. The item itself stores the idempotency keys of its changes, the *processed keys*,
+/// in the list `processed_events`. For each change, the list has its time in epoch seconds, then its key.
 ///
 /// ```text
 /// attempt 1  handler ── change, on condition that the item does not have the key
@@ -71,9 +71,9 @@ use crate::{
 /// | failures | a message that fails permanently runs again on each delivery |
 /// | fingerprints | a key with a different payload is a duplicate, not [`Outcome::KeyReused`] |
 ///
-/// So [`Consumer::on_duplicate`](crate::Consumer::on_duplicate) gets no output. A message that fails permanently goes to the
-/// dead-letter queue as in the other modes. On a FIFO queue, it stops its message group until then. Without direct
-/// dead-lettering, messages that are received with it use up their receives too.
+/// So [`Consumer::on_duplicate`](crate::Consumer::on_duplicate) gets no output. A message that fails permanently goes to
+/// the dead-letter queue as in the other modes. On a FIFO queue, the message stops its message group until then. Without
+/// direct dead-lettering, messages that are received with it also use up their receives.
 ///
 /// Other programs that write to the item must keep the processed keys. A deleted item loses its processed
 /// keys.

@@ -16,8 +16,8 @@ use crate::{
 /// List of the item's changes, the oldest first. Each change has two entries: its time in epoch seconds, then its key.
 const EVENTS: &str = "processed_events";
 
-/// An update removes old keys once the oldest is this long past its retention, so a busy item needs the second
-/// request for that at most once an hour.
+/// An update removes old keys once the oldest is this long past its retention. The removal takes a second request, so a
+/// busy item needs one at most once an hour.
 const SLACK: Duration = Duration::from_secs(3600);
 
 /// Reads and writes the processed keys of an item for one operation.
@@ -82,11 +82,9 @@ impl ProcessedKeys<'_> {
         put
     }
 
-    /// Extends an update so that it stores the key, on the condition that the item does not have the key, and
-    /// that it is not [outdated](Self::is_outdated).
+    /// Extends an update so that it stores the key, if the item does not have the key and is not [outdated](Self::is_outdated).
     ///
-    /// With an outdated item, the update also removes old keys, on the condition that the processed keys are
-    /// still those of that item.
+    /// With an outdated item, the update also removes old keys, if the processed keys are still those of that item.
     pub(super) fn compose(&self, update: Write<Update>, outdated: Option<&Item>) -> Write<Update> {
         let Some(found) = outdated else {
             let asked = if flawed("an update does not ask for its key") {

@@ -30,7 +30,7 @@ use crate::{
 /// The result of sending a change, after retries.
 pub(super) enum SentChange {
     Applied,
-    /// The condition check failed on this item, or because no item exists (`None`).
+    /// The condition check failed. `item` is the item that it found, or `None` if there was none.
     ConditionFailed {
         item: Option<Item>,
         /// The error of an earlier try that got no response. DynamoDB may still apply that request.

@@ -50,7 +50,7 @@ impl Outcome {
         }
     }
 
-    /// Returns the name of this outcome in logs. It is stable and in lower case.
+    /// Returns the name of this outcome in logs. The name is stable and in lower case.
     #[must_use]
     pub const fn name(&self) -> &'static str {
         self.facts().name
@@ -89,7 +89,7 @@ impl Outcome {
         )
     }
 
-    /// Returns whether every later attempt with this message would fail too.
+    /// Returns whether every later attempt with this message would also fail.
     #[must_use]
     pub const fn is_permanent(&self) -> bool {
         matches!(self.retry(), Retry::Never) && !self.is_success()

@@ -72,9 +72,9 @@ pub enum Outcome {
     /// An earlier attempt with this payload failed permanently, after this message was sent. Holds the recorded error. The
     /// handler did not run.
     FailedBefore(String),
-    /// The process died every time this message ran alone, once more often than
-    /// [`CrashWaits`](crate::protocol::isolation::CrashWaits) allows. The handler did not run again, and the
-    /// failure is recorded. An earlier attempt may have had its effect.
+    /// The process died every time this message ran alone, one time more than
+    /// [`CrashWaits`](crate::protocol::isolation::CrashWaits) allows. The handler did not run again, and the failure is
+    /// recorded. An earlier attempt may have had its effect.
     Crashed(String),
     /// The key was used earlier for a different payload. The handler did not run, and the record is
     /// unchanged.
@@ -115,8 +115,7 @@ pub enum Outcome {
         /// Why the failure could not be recorded.
         cause: Arc<StoreError>,
     },
-    /// The database did not respond to the commit of the handler's writes. It applied either all of them or
-    /// none.
+    /// The database did not respond to the commit of the handler's writes. The database applied either all of them or none.
     ///
     /// The condition on the next attempt's commit prevents a second application.
     CommitUnknown(Arc<StoreError>),

@@ -34,7 +34,6 @@ struct ReadRecord<'a> {
     updated_at: Option<u64>,
 }
 
-/// The value of an attribute.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(untagged)]
 pub(crate) enum RecordValue<'a> {

@@ -14,8 +14,8 @@ const MOST_PAYLOADS: usize = 4;
 /// Begins the text of a failure that stands for older ones.
 const OF_MANY: &str = "more than four payloads failed under this key, one with: ";
 
-/// A permanent failure under a key. It answers every message with the same payload that was sent at or before its time. If a
-/// message has no send time, only a failure of its own message id answers it.
+/// A permanent failure under a key. The failure answers every message with the same payload that was sent at or before its
+/// time. If a message has no send time, only a failure of its own message id answers it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RecordedFailure {
     /// When the failure happened, or the `SentTimestamp` of its message if that is later.

@@ -24,7 +24,7 @@ pub enum State {
         /// Until then the claim is exclusive. Afterwards it can be taken over.
         lease_until: Timestamp,
     },
-    /// The operation is completed. Its handler never runs again while the record is kept.
+    /// The operation is completed. The handler never runs again while the record is kept.
     Completed {
         /// The output of the handler.
         result: StoredResult,
@@ -114,8 +114,8 @@ pub struct Record {
     pub last_end: Option<AttemptEnd>,
     /// Number of attempts in a row that ran alone and have no recorded end.
     pub exclusive_attempts: u64,
-    /// The permanent failures, the latest first: one for each payload, except that the fourth stands for all older ones too.
-    /// A record in progress keeps them.
+    /// The permanent failures, the latest first. Each is for one payload, but the fourth may stand for all older ones. A
+    /// record in progress keeps them.
     pub failures: Vec<RecordedFailure>,
     /// How many times the called system declined. The call key is made from the key and this number.
     pub generation: u64,
@@ -174,8 +174,8 @@ impl Record {
         record
     }
 
-    /// Returns the record after an operator has looked for the effects of the open attempts by hand and found none. `None`
-    /// if the operation is completed, or its lease has not ended.
+    /// Returns the record after an operator has looked for the effects of the open attempts by hand and found none. Returns
+    /// `None` if the operation is completed, or its lease has not ended.
     ///
     /// The record has a new owner, and the next attempt gets a call key that the called system has never seen. No attempt
     /// is open, so the next one may have any payload.
@@ -221,12 +221,12 @@ impl Record {
 pub enum Expect {
     /// There is no record.
     Absent,
-    /// The record has this one's stamp. Its other attributes are then the same too, except `lease_until`, which an operator may
-    /// have changed.
+    /// The record has this one's stamp. Then its other attributes are also the same, except `lease_until`, which an
+    /// operator may have changed.
     Unchanged(Record),
 }
 
-/// The only write to a record. It writes `to` if the record is as expected; otherwise it changes nothing.
+/// The only write to a record. A swap writes `to` if the record is as expected. Otherwise it changes nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Swap {
     /// Key of the operation.

@@ -70,7 +70,7 @@ impl Pause {
     }
 
     /// Returns whether the pause is on at this time. If somebody set the clock back to before the pause began, the pause is
-    /// over. Otherwise it would last too long.
+    /// over. Otherwise the pause would last too long.
     pub(crate) fn is_on(self, now: Timestamp) -> bool {
         now < self.end && now.until(self.end) <= self.length
     }

@@ -21,8 +21,8 @@ use table::{SETTINGS, Setting};
 
 /// Environment variables, and the errors found in them so far.
 ///
-/// [`Settings`](crate::Settings) reads its variables from here, and your own settings can too. An empty variable is treated as if
-/// it were not set.
+/// [`Settings`](crate::Settings) reads its variables from here, and your own settings can do the same. An empty variable is
+/// treated as if it were not set.
 ///
 /// This library trims white space from both ends of its own settings, and a line break inside one is an error. Your own
 /// variables are left untouched unless you [`trim`](Self::trim) them, because a value such as a certificate may contain line
@@ -165,9 +165,8 @@ impl Variables {
 
     /// Fixes the value of a variable in code. Any other value in the environment is then an error.
     ///
-    /// Use it for key, fingerprint and envelope, which belong to the message format: with another value, every
-    /// message in the queue would be a new operation. If the code fixes them, they change only together with
-    /// the handler.
+    /// Use it for key, fingerprint and envelope, which belong to the message format. With another value, every message in
+    /// the queue would be a new operation. If the code fixes them, they change only together with the handler.
     ///
     /// ```
     /// # use sqs_once::Settings;
@@ -263,10 +262,10 @@ impl Variables {
         self.optional(name, default, positive)
     }
 
-    /// Reads a variable as text. `None` if it is not set and has no default.
+    /// Reads a variable as text. Returns `None` if it is not set and has no default.
     ///
-    /// An empty variable is treated as if it were not set, because that is how a template passes an empty
-    /// parameter. So is a setting with a line break inside, and its error stays in the list.
+    /// An empty variable is treated as if it were not set, because that is how a template passes an empty parameter. A
+    /// setting with a line break inside is treated in the same way, and its error stays in the list.
     pub fn value(&mut self, name: &str) -> Option<String> {
         self.checked_value(name).ok().flatten()
     }

@@ -4,8 +4,8 @@
 //! `Values` and its reader in `values.rs`, and the hint for unknown names from the rows. `tests/cloud/parameters.rs` compares docs
 //! and template with them. To add a setting, add a row:
 //!
-//! - `[options.key = str::parse]` sets a field of a consumer's `Options`, if it affects the consumer in every mode;
-//! - `(retention: Duration = positive)` is a field of `Values`, from which a mode or a client is made;
+//! - if the setting affects the consumer in every mode, write `[options.key = str::parse]`, which sets a field of `Options`;
+//! - if we make a mode or a client from it, write `(retention: Duration = positive)`, which is a field of `Values`;
 //! - a row with neither is read by name, in `records.rs` or `shared.rs`.
 
 /// A row of the table: an environment variable of a consumer or a relay.

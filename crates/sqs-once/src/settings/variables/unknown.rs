@@ -11,7 +11,7 @@ const PREFIXES: [&str; 3] = ["CONSUMER_", "IDEMPOTENCY_", "OUTBOX_"];
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct UnknownVariable {
-    /// Its name.
+    /// The variable's name.
     pub name: String,
     /// The setting with the most similar name.
     pub nearest: Option<String>,
@@ -58,8 +58,7 @@ fn suffix(name: &str) -> Option<&str> {
     PREFIXES.iter().find_map(|prefix| name.strip_prefix(prefix))
 }
 
-/// Returns the edit distance of two names without their prefixes. `None` if more than a third of the
-/// characters differ.
+/// Returns the edit distance of two names without their prefixes, or `None` if more than a third of the characters differ.
 fn distance_between(name: &str, known: &str) -> Option<usize> {
     let (name, known) = (suffix(name)?, suffix(known)?);
     let distance = strsim::levenshtein(name, known);

@@ -79,13 +79,13 @@ pub(super) struct Facts {
     /// The longest message that the queue accepts, in bytes. A dead-letter queue rarely has a lower limit.
     pub(super) max_bytes: Option<usize>,
     retention: Option<Duration>,
-    /// Receives after which SQS moves a message to the dead-letter queue.
+    /// How many receives SQS allows before it moves a message to the dead-letter queue.
     max_receives: Option<u32>,
     visibility_timeout: Option<Duration>,
 }
 
 impl Attributes {
-    /// Returns attributes of these queues, none of them read yet.
+    /// Creates the attributes of these queues. None is read yet.
     pub(super) fn new(queues: Queues, record_retention: Option<Duration>) -> Self {
         Self {
             queues,
@@ -95,12 +95,12 @@ impl Attributes {
         }
     }
 
-    /// Returns the same with this clock, and with no attributes read yet.
+    /// Returns a copy with this clock and no attributes read yet.
     pub(super) fn with_clock(&self, clock: fn() -> Timestamp) -> Self {
         Self::new(self.queues.with_clock(clock), self.record_retention)
     }
 
-    /// Returns the same for records that are kept this long, and with no attributes read yet.
+    /// Returns a copy for records that are kept this long, with no attributes read yet.
     pub(super) fn with_record_retention(&self, retention: Duration) -> Self {
         let queues = self.queues.with_clock(self.queues.clock);
         Self::new(queues, Some(retention))
@@ -108,9 +108,9 @@ impl Attributes {
 
     /// Returns whether a permanently failed message of this queue ends in a dead-letter queue.
     ///
-    /// While the first read is in flight, we assume that it does, because the batch that starts this read rarely sees the
-    /// response, and each receive may go to a new worker. If the queue has no dead-letter queue, that costs one
-    /// early receive per worker.
+    /// While the first read is in flight, we assume that it does. The batch that starts this read rarely sees the response,
+    /// and each receive may go to a new worker. If the queue has no dead-letter queue, the assumption costs one early
+    /// receive per worker.
     pub(super) fn may_have_dead_letter_queue(&self, arn: &str) -> bool {
         let known = self.known.borrow();
         known.get(arn).is_some_and(|known| match &known.facts {
@@ -154,8 +154,8 @@ impl Attributes {
         }
     }
 
-    /// Returns the attributes of a queue as last read. Waits until `until` for a background read to end. `None`
-    /// if SQS refuses to return them, which that read has logged.
+    /// Returns the attributes of a queue as last read, or `None` if SQS refuses to return them, which the read has logged.
+    /// Waits until `until` for a background read to end.
     pub(super) async fn wait(
         &self,
         arn: &str,

@@ -53,7 +53,6 @@ pub(super) struct DeadLetters<'a> {
     pub(super) until: Instant,
 }
 
-/// The copy of a message for the dead-letter queue.
 struct MessageCopy<'a> {
     id: &'a MessageId,
     entry: EntryBuilder,
@@ -255,7 +254,7 @@ impl<'a> MessageCopy<'a> {
         let mut entry = Entry::builder()
             .message_body(body)
             .set_message_attributes(Some(values));
-        // SQS does the same when it moves a message. A standard queue has message groups too, for fairness.
+        // SQS does the same when it moves a message. A standard queue also has message groups, for fairness.
         entry = entry.set_message_group_id(sent.group_id.clone());
         if message.fifo_group().is_some() {
             entry = entry.message_deduplication_id(message.id.as_str());
@@ -345,12 +344,12 @@ fn printable(key: &Key) -> Cow<'_, str> {
     }
 }
 
-/// Returns whether SQS accepts a character in a body or an attribute. It accepts only the characters of XML 1.0.
+/// Returns whether SQS accepts a character in a body or an attribute. SQS accepts only the characters of XML 1.0.
 fn is_allowed(char: char) -> bool {
     matches!(char, '\t' | '\n' | '\r' | ' '..='\u{fffd}' | '\u{10000}'..)
 }
 
-/// Converts an attribute exactly as it was sent, with the same type.
+/// Builds the SDK's attribute, with the value and the type that the producer sent.
 fn value(Attribute { data_type, value }: Attribute) -> Option<MessageAttributeValue> {
     let builder = MessageAttributeValue::builder().data_type(data_type);
     let builder = match value {

@@ -16,8 +16,8 @@ use crate::{
 };
 
 /// The longest timeout at the start of an invocation. SQS hides a message for at most 12 hours from its
-/// *receive*, and rejects a longer timeout. The event doesn't say when a redelivered message was received, but
-/// before the invocation it may have waited for a batching window of up to 5 minutes and for a free function.
+/// *receive*, and rejects a longer timeout. The event doesn't say when a redelivered message was received. Before the
+/// invocation, it may have waited for a batching window of up to 5 minutes and for a free function.
 pub(super) const LONGEST: u16 = 12 * 3600 - 1800;
 
 /// Seconds to add to another worker's lease, because the next worker's clock may be behind ours.
@@ -80,8 +80,8 @@ pub fn survived_outage(
 /// Up to this receive, a permanently failed message is visible again at once if it can go to a dead-letter
 /// queue. After that it waits, because each receive costs a write unit, and a queue may allow more than a hundred.
 const QUICK_RECEIVES: u32 = 3;
-/// Longest wait after those receives on a FIFO queue, in seconds. It is short, because the message group waits too. After a
-/// retryable failure, the wait is a [`Backoff`] instead.
+/// Longest wait after those receives on a FIFO queue, in seconds. It is short, because the message group also waits. After
+/// a retryable failure, the wait is a [`Backoff`] instead.
 const LONGEST_AFTER_PERMANENT_ON_FIFO: u64 = 30;
 
 /// One receive of a message, and its queue.
@@ -90,9 +90,9 @@ pub(super) struct Receive {
     count: u32,
     fifo: bool,
     has_dead_letter_queue: bool,
-    /// How long the failed message before it in its chain waits, if that message is still in the queue.
+    /// The wait of the failed message ahead of this one in the chain, if that message is still in the queue.
     ahead: Option<u16>,
-    /// True if messages behind it in its message group did not run because of it.
+    /// True if this message kept those behind it in its message group from running.
     stops_group: bool,
 }
 
@@ -116,20 +116,20 @@ pub(super) struct Rule {
     /// When the invocation began.
     pub(super) begun: Timestamp,
     pub(super) backoff: Backoff,
-    /// Quarantine of a handler with a lookup. A failed message that came back before its end would only conflict and
-    /// use up a receive.
+    /// Quarantine of a handler with a lookup. A failed message that came back before the quarantine's end would only
+    /// conflict and use up a receive.
     pub(super) quarantine: Option<Duration>,
     /// Returns a random number up to the given one.
     pub(super) jitter: fn(u64) -> u64,
 }
 
 impl Rule {
-    /// Returns the visibility timeout in seconds. `None` leaves it to the queue.
+    /// Returns the visibility timeout in seconds, or `None` to leave it to the queue.
     pub(super) fn seconds(&self, outcome: &Outcome, receive: Receive) -> Option<u16> {
         let backoff = || self.backoff.seconds(receive.count, self.jitter);
         let seconds = match outcome.retry() {
             Retry::Never if outcome.is_success() => return None,
-            // The messages behind it use up receives too, and a short wait would soon dead-letter them with it.
+            // The messages behind it also use up receives, and a short wait would soon dead-letter them with it.
             Retry::Never if receive.stops_group => backoff(),
             Retry::Never if receive.has_dead_letter_queue && receive.count <= QUICK_RECEIVES => 0,
             Retry::Never if receive.fifo => backoff().min(LONGEST_AFTER_PERMANENT_ON_FIFO),
@@ -147,7 +147,7 @@ impl Rule {
             Retry::At(end) if end > self.now => {
                 let lease = ceil(self.now.until(end));
                 let after_lease = lease.saturating_add(CLOCKS + (self.jitter)(SPREAD));
-                // By then, a plain duplicate finds the result. But if a key's handler fails, its many copies
+                // When the lease ends, a plain duplicate finds the result. But if the handler fails, the key's many copies
                 // would come back after each lease, and use up their receives within an hour.
                 if receive.count <= 1 {
                     after_lease
@@ -155,13 +155,14 @@ impl Rule {
                     after_lease.max(backoff())
                 }
             }
-            // Capped, because a system that asks for an hour may recover sooner, and SQS hides a message for 12 hours at most.
+            // We cap the wait, because a system that asks for an hour may recover sooner, and SQS hides a message for 12
+            // hours at most.
             Retry::BackoffAtLeast(wanted) => backoff()
                 .max(ceil(wanted.min(self.backoff.cap)))
                 .max(self.after_quarantine()),
             Retry::BackoffUntil(time) => backoff().max(ceil(self.now.until(time))),
             Retry::Backoff if flawed("waits do not grow") => self.backoff.seconds(1, self.jitter),
-            // A conflict with a lease that has ended gets a backoff too: the record stays as it is until another
+            // A conflict with a lease that has ended also gets a backoff, because the record stays as it is until another
             // attempt or a person changes it.
             Retry::At(_) | Retry::Backoff => backoff().max(self.after_quarantine()),
         };
@@ -257,7 +258,6 @@ fn stopping<'a>(batch: &[MessageOutcome<'a>]) -> HashSet<&'a MessageId> {
     stopping
 }
 
-/// A change of one message's visibility timeout.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct TimeoutChange<'a> {
     pub(super) message_id: &'a MessageId,
@@ -452,7 +452,6 @@ mod tests {
         }
     }
 
-    /// Messages behind it use up receives too, so a short wait would dead-letter them with it.
     #[test]
     fn permanent_failure_that_stops_its_group_backs_off() {
         for (count, least, most) in [(1, 2, 4), (3, 8, 16), (40, 30, 60)] {
@@ -647,7 +646,6 @@ mod tests {
         assert_eq!(wait, Some(LONGEST));
     }
 
-    /// SQS rejects a timeout that ends more than 12 hours after the receive.
     #[test]
     fn longest_wait_counts_from_the_invocation() {
         let at = |minutes: u64| NOW + Duration::from_secs(60 * minutes);

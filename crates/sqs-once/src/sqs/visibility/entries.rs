@@ -25,8 +25,8 @@ pub(super) fn of_entry<'a, T>(asked: &'a [T], id: &str) -> Option<&'a T> {
     asked.get(id.parse::<usize>().ok()?)
 }
 
-/// Warns of each entry that SQS rejected, and says what `becomes` of its message. Omits SQS's own text, which may
-/// quote the payload or the receipt handle.
+/// Logs a warning for each entry that SQS rejected. `becomes` says what happens to its message. Omits SQS's own text, which
+/// may quote the payload or the receipt handle.
 pub(super) fn warn_of_rejected<T>(
     asked: &[T],
     rejected: &[BatchResultErrorEntry],

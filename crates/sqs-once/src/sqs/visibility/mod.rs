@@ -1,4 +1,4 @@
-//! [`Visibility`]: what happens to a failed message: a copy in the dead-letter queue, or a visibility timeout.
+//! [`Visibility`]: gives a failed message a visibility timeout, or copies it to the dead-letter queue.
 
 mod attributes;
 mod change;
@@ -38,10 +38,10 @@ const BUDGET: Duration = Duration::from_secs(2);
 /// timeout applies to all of them. The table of timeouts is in
 /// [docs/operations.md](https://github.com/sqs-once/sqs-once/blob/main/docs/operations.md).
 ///
-/// This is best effort. It happens after the outcomes are recorded, takes at most two seconds, and ends before
-/// the response is due. If a timeout can't be changed, the consumer logs that, and the message comes back after
-/// the queue's own visibility timeout. If an endpoint can't be reached or does not respond within a second and
-/// a half, the consumer does not call it again for five minutes of wall-clock time.
+/// This is best effort: the consumer does it after the outcomes are recorded, for at most two seconds, and before the
+/// response is due. If a timeout can't be changed, the consumer logs that, and the message comes back after the queue's own
+/// visibility timeout. If an endpoint can't be reached or does not respond within a second and a half, the consumer does
+/// not call it again for five minutes of wall-clock time.
 ///
 /// At the first failure, the consumer reads the queue's redrive policy, retention and visibility timeout. It reads
 /// them again at the first failure after an hour. The response to Lambda does not wait for this. The consumer warns once if
@@ -88,8 +88,8 @@ impl Visibility {
     /// and so on up to `cap` ([`LONGEST_BACKOFF`](Self::LONGEST_BACKOFF) at most). Half of each wait is
     /// fixed, and the other half is jitter. SQS counts whole seconds.
     ///
-    /// Every message survives an outage that lasts half as long as the sum of its waits, without the wait after the first
-    /// receive: a message that isn't started at its first receive is visible again at once. The number of waits is one less
+    /// Every message survives an outage that lasts half as long as the sum of its waits. The wait after the first receive
+    /// doesn't count, because a message that isn't started then is visible again at once. The number of waits is one less
     /// than the queue's `maxReceiveCount`.
     #[must_use]
     pub fn backoff(self, base: Duration, cap: Duration) -> Self {
@@ -137,7 +137,7 @@ impl Visibility {
     /// | `SqsOnceDeduplicationId` | on FIFO queues, the message's deduplication id; the copy's own is the message id, as when SQS moves a message |
     ///
     /// If the copy would have more than ten attributes or more bytes than the queue takes, the consumer shortens
-    /// `SqsOnceError`, then leaves out the error, the key and the reason, in this order.
+    /// `SqsOnceError`. If that isn't enough, it leaves out the error, then the key, then the reason.
     ///
     /// If the consumer can't make a copy, it reports the message as failed, as with `false`. This happens if:
     /// - the queue has no dead-letter queue, or we don't know it;
@@ -167,7 +167,8 @@ impl Visibility {
         }
     }
 
-    /// Replaces the wall clock, for tests. It times the pauses after a silent endpoint and between reads of a queue's attributes.
+    /// Replaces the wall clock, for tests. The clock times the pauses after a silent endpoint and between reads of a
+    /// queue's attributes.
     #[must_use]
     pub fn clock(self, clock: fn() -> Timestamp) -> Self {
         Self {
@@ -190,10 +191,9 @@ impl Visibility {
         }
     }
 
-    /// Sends messages that failed permanently to their dead-letter queues, if that is switched on, and marks
-    /// those whose copies SQS confirms. Returns how many could not be sent. Uses at most half of the time until
-    /// `answer`. If keys are made from deduplication ids (`needs_deduplication_id`), a copy for a FIFO queue must carry the
-    /// message's own.
+    /// Sends messages that failed permanently to their dead-letter queues, if direct dead-lettering is on, and marks those
+    /// whose copies SQS confirms. Returns how many could not be sent. Uses at most half of the time until `answer`. If keys
+    /// are made from deduplication ids (`needs_deduplication_id`), a copy for a FIFO queue must carry the message's own id.
     pub(super) async fn dead_letter_all(
         &self,
         batch: &mut [MessageOutcome<'_>],
@@ -231,8 +231,8 @@ impl Visibility {
     }
 
     /// Changes the visibility timeouts of a batch's messages, for two seconds at most and not past `answer`. Skips messages
-    /// that are already in the dead-letter queue. With a `quarantine`, a failed message comes back only after it. The
-    /// invocation began at `begun`.
+    /// that are already in the dead-letter queue. With a `quarantine`, a failed message comes back only after the
+    /// quarantine. The invocation began at `begun`.
     pub(super) async fn apply(
         &self,
         batch: &[MessageOutcome<'_>],

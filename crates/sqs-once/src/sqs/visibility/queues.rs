@@ -19,9 +19,8 @@ use crate::{
     system::{self, Instant, sleep, timeout_at},
 };
 
-/// After this long without a response, we treat the endpoint as unreachable. The first attempt
-/// ([`crate::aws::config`]) may use a connection that closed while Lambda had frozen the process; the second
-/// attempt then has half a second.
+/// After this long without a response, we treat the endpoint as unreachable. The first attempt ([`crate::aws::config`]) may
+/// use a connection that closed while Lambda had frozen the process. The second attempt then has half a second.
 const NO_ANSWER: Duration = Duration::from_millis(1500);
 /// Pause after an endpoint couldn't be reached or did not respond. Without it, every batch in a VPC without an
 /// SQS endpoint would use up the whole budget.
@@ -59,7 +58,7 @@ pub(super) struct Queue {
 /// Time limit of a call.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Bound {
-    /// Until this time: for calls that the response to Lambda waits for.
+    /// Until this time, for calls that the response to Lambda waits for.
     Until(Instant),
     /// [`BACKGROUND`]: for calls that the response doesn't wait for. Lambda may freeze the process in the meantime, so a missing
     /// response proves nothing about the endpoint.
@@ -108,7 +107,7 @@ impl Queues {
         }
     }
 
-    /// Returns queues with the same client and this clock, none of them called yet.
+    /// Returns queues with the same client and this clock, before any call.
     pub(super) fn with_clock(&self, clock: fn() -> Timestamp) -> Self {
         Self {
             clock,
@@ -144,7 +143,7 @@ impl Queues {
         let (region, account, name) = parse(arn)
             .ok_or_else(|| CallError::Refused("this is not the ARN of a queue".into()))?;
         let config = self.client.config();
-        // The Region determines the partition too.
+        // The Region also determines the partition.
         let client = if config.region().is_some_and(|own| own.as_ref() == region) {
             self.client.clone()
         } else {

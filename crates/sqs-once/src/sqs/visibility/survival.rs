@@ -18,7 +18,7 @@ const SECOND: u64 = 1000;
 /// Shortest allowed time from the first receive to the dead-letter queue, in seconds.
 const SHORTEST: u64 = LEAST_OUTAGE.as_secs();
 
-/// The values of the queue and its consumer in a template.
+/// Reads the values of the queue and its consumer in a template.
 fn queue(template: &Template) -> QueueValues {
     let number = |path| -> u64 { template.property(path).parse().unwrap() };
     let cap = template.property("Consumer/Environment/Variables/CONSUMER_BACKOFF_CAP");

@@ -32,7 +32,6 @@ const REST: Duration = Duration::from_secs(120);
 /// After this many deliveries, we give up on a message.
 const MOST_RECEIVES: usize = 20;
 
-/// The result of a run.
 pub(super) struct RunEnd {
     /// The faults that were possible at each place that a worker came to.
     pub(super) taken: Vec<&'static [Fault]>,
@@ -44,7 +43,7 @@ pub(super) struct RunEnd {
 }
 
 /// Returns the body that the producer sends the second time. It has the same key and fingerprint, but something else has
-/// changed. The test may have `chosen` it. `None` if nothing can change.
+/// changed. The test may have `chosen` it. Returns `None` if nothing can change.
 ///
 /// # Errors
 ///
@@ -64,7 +63,7 @@ where
         let read = consumer.read_message::<Text>(message, deadline());
         read.map(|(operation, _)| operation)
     };
-    // The run without faults will say why it has no key.
+    // The run without faults will say why the message has no key.
     let Ok(first) = operation("m-1", body) else {
         return Ok(None);
     };
@@ -117,9 +116,9 @@ fn deadline() -> Deadline {
     Deadline::after(clock(), INVOCATION, Duration::from_secs(1))
 }
 
-/// Runs a message until it is done. `script` says what goes wrong at each place; after its end, nothing goes wrong. `again` is
-/// the body that the producer sends the second time. `places` says where effects happen without faults. It is empty in the
-/// first run, which finds them.
+/// Runs a message until it is done. `script` says what goes wrong at each place. After the script's end, nothing goes
+/// wrong. `again` is the body that the producer sends the second time. `places` says where effects happen without faults.
+/// The first run gets an empty list, and finds the places.
 pub(super) fn execute<H: Handler>(
     script: &[usize],
     (body, again): (&str, Option<&str>),
@@ -177,14 +176,12 @@ struct Director<'a, F> {
     make: &'a F,
     arrived: UnboundedReceiver<Arrival>,
     taken: Vec<&'static [Fault]>,
-    /// Deliveries so far.
     attempts: usize,
     freezes: Vec<bool>,
     /// How long after a lease the message is delivered again.
     rest: Duration,
     id: &'static str,
     sent: Timestamp,
-    /// How many times this message was received.
     receives: u32,
 }
 

@@ -7,7 +7,7 @@ use serde::Serialize;
 use super::json_of;
 use super::run::{Fault, Place, Run};
 
-/// The system that a tortured handler calls, such as a payment gateway. It does nothing twice under the same key.
+/// The system that a tortured handler calls, such as a payment gateway. The system does nothing twice under the same key.
 ///
 /// [`Torture`](super::Torture) shows it in use.
 #[derive(Clone, Debug)]
@@ -16,7 +16,7 @@ pub struct Ledger {
     attempt: usize,
 }
 
-/// The called system did not answer. It may have had the effect.
+/// The called system did not answer. The effect may have happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NoAnswer;
 

@@ -98,9 +98,9 @@ impl Torture {
     /// Sets the body that the producer sends the second time, such as the same order with another send time. It must have the
     /// same key and fingerprint as the message.
     ///
-    /// By default, the message that is sent again has one more member, which no pointer of the fingerprint names, and its
-    /// members are in another order. If the fingerprint covers the whole body, only order and white space differ. With a
-    /// `message-id` key it would be another operation, so the message is not sent again.
+    /// By default, the message that is sent again has its members in another order, and one more member, which no pointer
+    /// of the fingerprint names. If the fingerprint covers the whole body, only order and white space differ. With a
+    /// `message-id` key, the second message would be another operation, so it is not sent.
     ///
     /// # Panics
     ///

@@ -57,7 +57,6 @@ pub(super) enum Place {
     Redelivery,
 }
 
-/// A fault at a place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fault {
     None,
@@ -96,7 +95,6 @@ impl Place {
 /// A worker that has come to a place, and waits to hear what goes wrong there.
 pub(super) type Arrival = (usize, Place, oneshot::Sender<Fault>);
 
-/// One run: the called system, the table, and the story so far.
 #[derive(Debug)]
 pub(super) struct Run {
     pub(super) records: MemoryStore,

@@ -32,9 +32,9 @@ use crate::{
 /// - A call waits for its batch for at most half of the time that it has left. If a batch gets no response, it goes out once
 ///   more as a batch, and after that its calls go out as ordinary requests.
 /// - The role needs `dynamodb:PartiQLInsert` and `dynamodb:PartiQLUpdate`.
-/// - For an hour, the store sends only ordinary requests after DynamoDB has denied access, sent a response of an unknown
-///   form, or refused three batches or statements in a row but accepted their ordinary requests. It logs a warning each
-///   time.
+/// - After DynamoDB has denied access, sent a response of an unknown form, or refused three batches or statements in a row
+///   but accepted the same writes as ordinary requests, the store sends only ordinary requests for an hour. The store logs
+///   a warning each time.
 ///
 /// ```no_run
 /// use sqs_once::store::{Batched, DynamoStore};

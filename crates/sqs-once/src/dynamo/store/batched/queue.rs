@@ -50,13 +50,14 @@ use crate::{
 const MAX_STATEMENTS: usize = 25;
 /// While this many requests of one kind are in flight, new calls of that kind wait until they fill a batch.
 const PERMITS: usize = 4;
-/// They wait no longer than this, because the requests in flight may never get a response.
+/// The longest time that a call waits for requests in flight, which may never get a response.
 const MAX_WAIT_FOR_OTHERS: Duration = Duration::from_millis(100);
-/// With less time left, a call is sent on its own.
+/// A call with less time left than this is sent on its own.
 const MIN_TIME_LEFT: Duration = MAX_WAIT_FOR_OTHERS.saturating_mul(4);
 /// Longest time that a call waits for its batch. The client of `aws::config` gives up earlier.
 const MAX_WAIT: Duration = Duration::from_secs(6);
-/// Batching ends once DynamoDB has refused this many statements in a row, but accepted their ordinary requests.
+/// Batching ends once DynamoDB has refused this many batches or statements in a row, but accepted the same writes as
+/// ordinary requests.
 const MANY_REFUSED: u32 = 3;
 
 /// The batches of one store. Clones share them.
@@ -80,7 +81,7 @@ struct Lane {
     kind: Request,
     queue: Mutex<WaitingCalls>,
     permits: Arc<Semaphore>,
-    /// How many statements in a row DynamoDB refused although it accepted their ordinary requests.
+    /// How many batches or statements DynamoDB refused in a row, but accepted as ordinary requests.
     refused: AtomicU32,
 }
 
@@ -88,7 +89,6 @@ struct Lane {
 #[derive(Default)]
 struct WaitingCalls {
     calls: Vec<QueuedStatement>,
-    /// Number of the last call.
     last: u64,
 }
 
@@ -166,8 +166,8 @@ impl Batcher {
         answer
     }
 
-    /// Waits until the call may go out, and sends it with the calls that are waiting by then. Returns the slot if the call is
-    /// alone. `None` if it is in a batch, which this call or another one sent.
+    /// Waits until the call may go out, and sends it with the calls that are waiting by then. Returns the slot if the call
+    /// is alone, or `None` if it is in a batch, which this call or another one sent.
     async fn lead(&self, lane: &Lane, number: u64) -> Option<Slot> {
         let shared = &self.0;
         let is_full = lane.queue().waiting_with(number)? >= MAX_STATEMENTS;
@@ -206,7 +206,7 @@ impl Batcher {
     }
 }
 
-/// Returns how long a call waits for its batch: at most half of the time left. `None` if too little is left.
+/// Returns how long a call waits for its batch: at most half of the time left, or `None` if too little is left.
 fn wait(context: &RequestContext) -> Option<Duration> {
     match context.time_left() {
         None => Some(MAX_WAIT),
@@ -319,7 +319,7 @@ impl WaitingCalls {
         (self.last, answered)
     }
 
-    /// Returns how many calls are waiting. `None` if this one is not among them.
+    /// Returns how many calls are waiting, or `None` if this one is not among them.
     fn waiting_with(&self, number: u64) -> Option<usize> {
         let is_waiting = self.calls.iter().any(|call| call.number == number);
         is_waiting.then_some(self.calls.len())
@@ -330,7 +330,7 @@ impl WaitingCalls {
         Some(self.calls.remove(place))
     }
 
-    /// Takes this call and others with different keys, up to `most` in all. `None` if another batch has taken this call.
+    /// Takes this call and others with different keys, up to `most` in all. Returns `None` if another batch has taken this call.
     fn take(&mut self, number: u64, most: usize) -> Option<Vec<QueuedStatement>> {
         let first = self.remove(number)?;
         self.calls.retain(|call| !call.answer.is_closed());

@@ -20,15 +20,14 @@ use crate::{
     protocol::RequestErrorKind,
 };
 
-/// The result of one call in a batch.
 pub(super) enum BatchResult {
     Applied,
     /// The condition check failed on this item.
     ConditionFailed(Item),
     /// An `INSERT` found an item. A read must follow, because the response doesn't contain the item.
     Duplicate,
-    /// The statement was not sent or not applied. The caller sends the ordinary request, in this slot if there is one. A failed
-    /// condition check without an item ends here too: there is no record, or an emulator left it out.
+    /// The statement was not sent or not applied. The caller sends the ordinary request, in this slot if there is one. A
+    /// failed condition check without an item is treated in the same way: there is no record, or an emulator left it out.
     Ordinary(Option<Slot>),
     /// DynamoDB refused the statement with this error. The caller sends the ordinary request. If DynamoDB accepts that one, the
     /// caller reports the refusal ([`Batcher::refused`](super::queue::Batcher::refused)).
@@ -92,7 +91,7 @@ impl BatchResponse {
             RequestErrorKind::Denied => !error.code().is_some_and(can_pass),
             RequestErrorKind::Contended | RequestErrorKind::Unanswered => false,
         };
-        // Only one statement reports it, so that the batch counts once.
+        // Only one statement reports the refusal, so that the batch counts once.
         if is_refused && let Some(first) = all.answers.first_mut() {
             *first = BatchResult::Refused(why);
         }

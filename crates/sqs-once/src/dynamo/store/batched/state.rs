@@ -29,7 +29,7 @@ pub(super) enum BatchingEnd {
     Denied,
     /// The response has a form that we don't know.
     UnknownAnswer(Arc<str>),
-    /// DynamoDB refused several batches or statements with this error, but accepted their ordinary requests.
+    /// DynamoDB refused several batches or statements with this error, but accepted the same writes as ordinary requests.
     Refused(Arc<str>),
 }
 

@@ -22,7 +22,7 @@ pub(super) enum Cancelled {
 }
 
 impl DynamoStore {
-    /// Interprets the cancellation reasons. They are in the order of the actions, so the first one is the record's.
+    /// Interprets the cancellation reasons. The reasons are in the order of the actions, so the first one is the record's.
     pub(super) fn cancelled(
         &self,
         key: &Key,

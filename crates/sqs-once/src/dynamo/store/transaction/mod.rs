@@ -67,7 +67,7 @@ impl DynamoStore {
             Some(service) if service.code() == Some("ValidationException") => {
                 return Ok(Swapped::Refused(Refused::Invalid(explain(&error, NEEDS))));
             }
-            // The caller sends the same transaction again, after contention too.
+            // The caller decides by the kind whether to send the same transaction again.
             _ => (kind(&error), None),
         };
         let why = why.unwrap_or_else(|| explain(&error, NEEDS));
