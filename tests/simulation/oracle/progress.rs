@@ -185,7 +185,7 @@ impl Progress {
         let is_once = batch.messages.iter().filter(|id| *id == message).count() == 1;
         // A late copy of a claim may be of an invocation before.
         let own = self.claims.get(&key).filter(|(of, id, made)| {
-            is_once && *of == worker && id == message && *made >= began + bench.skew()
+            is_once && *of == worker && id == message && *made + bench.skew() >= began
         });
         let is_own = own.is_some();
         drop(at_work);

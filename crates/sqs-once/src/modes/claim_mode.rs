@@ -142,7 +142,8 @@ impl<S: Store> Once<S> {
     ///
     /// The handler does not run if the earliest open attempt will be older when the invocation ends, because the called
     /// system might take its request for a new operation. The message fails permanently with "too old to repeat". If the
-    /// handler has a [lookup](crate::LookUp), the consumer calls the lookup instead.
+    /// handler has a [lookup](crate::LookUp), the consumer calls the lookup instead. With a lifetime that is no longer than
+    /// an invocation, every retry is too old.
     ///
     /// ```
     /// use sqs_once::{Once, store::MemoryStore};
