@@ -80,7 +80,7 @@
 //! again for that key. If a handler runs again after an attempt that may have had its effect, it sees that
 //! prior attempt ([`Attempt::prior`]). Database effects in a transactional mode ([`modes`]) are applied
 //! exactly once. A message is acknowledged only when its operation is recorded as completed, or when SQS has
-//! confirmed its copy in the dead-letter queue.
+//! confirmed its copy in the dead-letter queue. (S3 test events need no record.)
 //!
 //! A crash can always fall between an effect outside DynamoDB and its record, so such an effect happens *at
 //! least* once. The handler can make it happen once, because it sees the prior attempt. The seven promises

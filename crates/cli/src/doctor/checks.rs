@@ -82,7 +82,7 @@ pub(super) async fn consumer(
     Ok(needed)
 }
 
-/// Adds a note if nobody gets a topic's messages, because alarms may go there.
+/// Adds a note if a topic has no confirmed subscription. An alarm sent to it would reach nobody.
 pub(super) async fn topic(account: &Account, topic: &str, findings: &mut Findings) {
     match account.subscriptions(topic).await {
         Ok(0) => findings.note(

@@ -73,7 +73,7 @@ impl<'a> View<'a> {
         answer(format, || self.text(), || self.json())
     }
 
-    /// Returns the record for people: the same JSON, and what the next message does.
+    /// Returns the record as text for a terminal: the JSON, then a line that says what the next message will do.
     pub(super) fn text(&self) -> String {
         let record = self.stored.record.as_ref().ok();
         let but = match self.next_delivery {

@@ -54,7 +54,7 @@ impl Handler for PlaceOrder {
     }
 }
 
-/// The consumer with these settings.
+/// Creates the consumer from these settings.
 pub async fn consumer(
     mut settings: Settings,
 ) -> Result<Consumer<Inbox<DynamoStore>, PlaceOrder>, SettingsError> {
@@ -84,7 +84,7 @@ impl Handler for PlaceOrder {
     }
 }
 
-/// The consumer with these settings.
+/// Creates the consumer from these settings.
 pub async fn consumer(
     mut settings: Settings,
 ) -> Result<Consumer<ItemMode, PlaceOrder>, SettingsError> {
@@ -134,7 +134,7 @@ impl Handler for Charge {
     }
 }
 
-/// The consumer with these settings.
+/// Creates the consumer from these settings.
 pub async fn consumer(
     settings: Settings,
 ) -> Result<Consumer<Once<AnyStore>, Charge>, SettingsError> {

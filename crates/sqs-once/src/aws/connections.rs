@@ -34,7 +34,7 @@ const MOST: usize = 512;
 #[derive(Debug)]
 pub(super) struct Watched {
     connector: SharedHttpConnector,
-    /// Time limit for a request on a rested connection.
+    /// Time limit for a request on a connection that has been idle for at least [`REST`].
     limit: Duration,
     clock: fn() -> Timestamp,
     known: Arc<KnownConnections>,

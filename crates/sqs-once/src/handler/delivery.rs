@@ -42,7 +42,7 @@ pub struct DeliveryMetadata {
     /// After `sqs-once dlq redrive`, the attribute `SqsOnceRedriveOf` holds the id that the message had in the dead-letter
     /// queue.
     pub dead_letter_source_arn: Option<String>,
-    /// The facts of the removed envelope (`CONSUMER_ENVELOPE=auto`), or of the innermost if there were several. `None`
+    /// The metadata of the removed envelope (`CONSUMER_ENVELOPE=auto`), or of the innermost if there were several. `None`
     /// if there was no envelope.
     pub envelope: Option<EnvelopeMetadata>,
     /// The request id of the Lambda invocation, for the handler's own logs and requests. All messages of an invocation
@@ -50,8 +50,8 @@ pub struct DeliveryMetadata {
     pub request_id: Option<Arc<str>>,
 }
 
-/// The facts of the envelope in which SNS, EventBridge or S3 sent a message. If envelopes are nested, these are
-/// the facts of the innermost one, from the service that the message came from.
+/// The metadata of the envelope in which SNS, EventBridge or S3 sent a message. If envelopes are nested, these are
+/// the metadata of the innermost one, from the service that the message came from.
 ///
 /// | field | SNS | EventBridge | S3 |
 /// | --- | --- | --- | --- |

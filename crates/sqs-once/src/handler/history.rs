@@ -16,7 +16,7 @@ pub struct History {
     pub generation: u64,
 }
 
-/// One or several prior attempts that may have had an effect without a record of it.
+/// One or more prior attempts that may have had an effect that was never recorded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PriorAttempt {
     /// Claim time of the earliest open attempt; `None` if unknown.

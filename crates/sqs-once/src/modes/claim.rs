@@ -143,7 +143,7 @@ impl<S: Store, L: Lease> Once<S, L> {
                             .find(|sent| Some(&sent.swap.to.stamp) == stamp.as_ref());
                         return self.prepare(operation, mine, version).await;
                     }
-                    // We also look at what the last swap found, because it may be this claim.
+                    // We check the limit only here, because the record that the last swap found may be our own claim.
                     Plan::Write { .. } if sent.len() == MOST_SWAPS => break,
                     Plan::Write { to, keeps, runs } => (*to, keeps, runs),
                 };

@@ -59,7 +59,7 @@ where
     Box::pin(run).await
 }
 
-/// Runs a handler for one message outside a batch, alongside all others. If there is a lookup, it runs first.
+/// Runs a handler for one message outside a batch, in parallel with all others. If there is a lookup, it runs first.
 pub async fn run_handler<M: Mode<H::Output>, H: Handler>(
     mode: &M,
     called: (&H, Option<&dyn AnyLookUp<H>>),

@@ -229,7 +229,7 @@ impl EnvelopeMembers<'_> {
         )
     }
 
-    /// Returns the facts of an EventBridge event, and its `detail` as JSON.
+    /// Returns an EventBridge event's metadata and its `detail` as JSON.
     fn event_bridge(&self) -> Option<(EnvelopeMetadata, &str)> {
         let facts = EnvelopeMetadata {
             id: Some(text(self.id)?),

@@ -24,8 +24,8 @@ const DEFAULT_MAX_BYTES: NonZeroU32 = const { NonZeroU32::new(2 << 20).unwrap() 
 /// ```
 ///
 /// The class name of older clients, `com.amazon.sqs.javamessaging.MessageS3Pointer`, also works. With an
-/// [`Envelope`](super::Envelope), the pointer is inside the envelope. Key, fingerprint and handler see the body from S3. A
-/// copy in a dead-letter queue carries the pointer.
+/// [`Envelope`](super::Envelope), the pointer is inside the envelope. The key and the fingerprint
+/// are computed from the body in S3, and the handler gets that body. A copy in a dead-letter queue carries the pointer.
 ///
 /// The consumer reads a body when its message runs, before the claim. A message that waits to run alone drops the
 /// body and reads it again. The bodies of all messages in progress take at most 20 MiB together, or the limit for one

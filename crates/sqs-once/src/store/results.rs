@@ -30,7 +30,7 @@ use crate::{
 /// 2. Then the worker records the completion, with bucket, name, SHA-256 and length.
 /// 3. When `on_duplicate` reads the output, the object's SHA-256 must match.
 ///
-/// The effect has happened before step 1, so a failure of S3 never fails the operation. If S3 does not take the
+/// By step 1 the handler has succeeded, so a failure of S3 never fails the operation. If S3 does not take the
 /// output within 2 seconds or half of the time left, the record says that the output is omitted. A crash
 /// between the steps leaves an object that no record names. The consumer never deletes objects, so give the
 /// bucket a lifecycle rule that deletes them a few days after the [retention](crate::Once::retention).

@@ -196,7 +196,7 @@ pub enum Value {
     Count(u64),
     /// A number.
     Number(f64),
-    /// One value for each message, for percentiles.
+    /// Several values, from which CloudWatch computes percentiles.
     Several(Vec<f64>),
 }
 

@@ -44,7 +44,7 @@ impl DynamoStore {
         E: ProvideErrorMetadata + std::error::Error + 'static,
     {
         let why = explain(error, needs);
-        // "The provided key element does not match the schema", "Missing the key id in the item".
+        // DynamoDB says "The provided key element does not match the schema" or "Missing the key id in the item".
         if !(why.contains("key element") || why.contains("Missing the key")) {
             return why;
         }

@@ -166,7 +166,7 @@ impl Layout {
         Ok(self)
     }
 
-    /// Returns the name of the attribute with this native name.
+    /// Returns what this table calls the attribute whose native name is `native`.
     pub(super) fn named<'a>(&'a self, native: &'a str) -> &'a str {
         match native {
             ID => &self.id,

@@ -316,7 +316,7 @@ impl DynamoStore {
 }
 
 impl Request {
-    /// Returns the kind of a swap's request.
+    /// Returns which kind of request a swap makes, which decides what slot it takes.
     pub(super) fn of(swap: &Swap) -> Self {
         match swap.to.state {
             State::InProgress { .. } if swap.to.is_claim() => Self::Claim,

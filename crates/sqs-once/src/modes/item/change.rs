@@ -198,7 +198,7 @@ impl<O: Serialize> Change<O> {
         Self::new(Kind::Modify {
             target,
             modify: Box::new(move |found| {
-                // serde's error may quote the item, which is payload.
+                // serde's error may quote the item, which is payload, so we drop it.
                 let mismatch = |problem: &str| {
                     Failure::permanent(format!("item of table `{table}`: {problem}"))
                 };

@@ -105,7 +105,7 @@ impl ItemRequests<'_> {
         self.send(table, "dynamodb:UpdateItem", request).await
     }
 
-    /// Sends a change, and retries it until DynamoDB responds or the time is up. An applied change stores its key on
+    /// Sends a change, and retries it if a retry can help and time is left. An applied change stores its key on
     /// the item, so a copy is harmless.
     async fn send<T, E, F>(&self, table: &str, needs: &str, request: impl Fn() -> F) -> SentChange
     where

@@ -77,7 +77,7 @@ pub fn survived_outage(
         .sum()
 }
 
-/// Up to this receive, a permanently failed message is visible again at once if it can go to a dead-letter
+/// Up to this receive, a permanently failed message becomes visible again at once if it can go to a dead-letter
 /// queue. After that it waits, because each receive costs a write unit, and a queue may allow more than a hundred.
 const QUICK_RECEIVES: u32 = 3;
 /// Longest wait after those receives on a FIFO queue, in seconds. It is short, because the message group also waits. After
@@ -116,7 +116,7 @@ pub(super) struct Rule {
     /// When the invocation began.
     pub(super) begun: Timestamp,
     pub(super) backoff: Backoff,
-    /// Quarantine of a handler with a lookup. A failed message that came back before the quarantine's end would only
+    /// The lookup's quarantine, if the handler has a lookup. A failed message that came back before the quarantine's end would only
     /// conflict and use up a receive.
     pub(super) quarantine: Option<Duration>,
     /// Returns a random number up to the given one.

@@ -37,7 +37,7 @@ fn queue(template: &Template) -> QueueValues {
     }
 }
 
-/// The values of a queue and its consumer. Plain numbers are in seconds.
+/// The values of a queue and its consumer. All times given as numbers are in seconds.
 #[derive(Clone, Debug)]
 struct QueueValues {
     timeout: u64,
