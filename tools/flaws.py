@@ -151,6 +151,12 @@ class Layer:
         return [Test(self.name, name, name in hanging) for name in failed | hanging]
 
     @cached_property
+    def names(self) -> set[str]:
+        """All tests of the layer."""
+        listed = (subprocess.check_output([*suite.command, "--list"], cwd=ROOT, text=True) for suite in self.suites)
+        return {name for tests in listed for name in re.findall(r"^(\S+): test$", tests, re.MULTILINE)}
+
+    @cached_property
     def sound(self) -> tuple[set[str], float]:
         """The tests that fail without a flaw, such as those that need a cloud, and the seconds that all tests take."""
         start = time.monotonic()
@@ -212,7 +218,7 @@ def check(known: list[Flaw]) -> bool:
     }
 
     def result(flaw: Flaw) -> str:
-        if not flaw.test:
+        if not flaw.test or flaw.test.name not in by_layer[flaw.test.layer].names:
             return "NO TEST"
         if flaw.test.name in broken:
             return "BROKEN"
