@@ -215,7 +215,7 @@ mod tests {
         let hours = |hours: u64| NOW + Duration::from_secs(hours * 3600);
         let mut open = claimed().ended(None, &End::Open(AttemptEnd::Retryable), 2, NOW);
         open.expires_at = 1_900_000_000;
-        assert_eq!(of(&open, hours(20)), NextDelivery::RunsWithPriorAttempt);
+        assert_eq!(of(&open, hours(19)), NextDelivery::RunsWithPriorAttempt);
         assert_eq!(of(&open, hours(21)), NextDelivery::TooOld);
         let with = |lifetime: &str, at| {
             let variables = [(CONSUMER_CALL_KEY_LIFETIME.name, lifetime)];
