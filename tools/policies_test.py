@@ -23,6 +23,8 @@ from botocore import xform_name
 from cloud import ROOT, Json
 
 DATA = Path(cfnlint.__file__).parent / "data"
+# An action in the tool's source.
+ACTION = re.compile(r'"([a-z]+:[A-Z]\w+)"')
 # Actions for properties that the template doesn't set, or for the deletion of resources that outlive the stack.
 NOT_NEEDED = {
     "tables imported, replicated or streamed": r"dynamodb:(DescribeImport|ImportTable|(Create|Associate)TableReplica"
@@ -121,8 +123,7 @@ class Policies(unittest.TestCase):
         # The other files of `doctor` name what the function's role needs.
         source = ROOT / "crates/cli/src"
         files = [*source.glob("*.rs"), *source.glob("record/*.rs"), source / "doctor/account.rs"]
-        named = re.compile(r'"([a-z]+:[A-Z]\w+)"')
-        needed = {action for file in files for action in named.findall(file.read_text())}
+        needed = {action for file in files for action in ACTION.findall(file.read_text())}
         needed.update(f"dynamodb:{action}" for action in ("GetItem", "UpdateItem", "DeleteItem"))
         assert len(needed) >= 20, needed
         assert missing(needed, "On call", NOT_ON_CALL) == []
@@ -135,8 +136,8 @@ class Policies(unittest.TestCase):
             for found, action in re.findall(r"`(?:([a-z]+):)?([A-Z]\w+)`", line):
                 service = found or service
                 documented.add(f"{service}:{action}")
-        named = re.findall(r'"([a-z]+:[A-Z]\w+)"', (ROOT / "crates/cli/src/doctor/account.rs").read_text())
-        assert documented >= set(named), set(named) - documented
+        named = set(ACTION.findall((ROOT / "crates/cli/src/doctor/account.rs").read_text()))
+        assert documented >= named, named - documented
 
     def test_sender_may_send_and_nothing_else(self) -> None:
         assert actions_of("Send") == {"sqs:SendMessage"}

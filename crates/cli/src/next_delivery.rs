@@ -16,6 +16,9 @@ use crate::{
     output::Error,
 };
 
+/// The default margin of a lease. No variable sets another.
+const LEASE_MARGIN: Duration = Duration::from_secs(1);
+
 /// The settings of a consumer that decide what its next delivery does, from a deployed function or the defaults.
 #[derive(Default)]
 pub(crate) struct Rules(Function);
@@ -32,9 +35,9 @@ impl Rules {
         self.0.is_on(setting.name).then(|| self.0.span(setting))
     }
 
-    /// Returns whether an invocation that begins now may end after the lifetime of the record's call key.
-    fn are_too_late(&self, record: &Record, now: Timestamp) -> bool {
-        let end = now + self.0.timeout + Duration::from_secs(1);
+    /// Returns whether the record's call key may expire before the end of an invocation that begins now.
+    fn may_expire(&self, record: &Record, now: Timestamp) -> bool {
+        let end = now + self.0.timeout + LEASE_MARGIN;
         open_too_long(record, self.call_key_lifetime(), end).is_some()
     }
 
@@ -99,7 +102,7 @@ impl NextDelivery {
             Decision::First | Decision::Mine => Self::Runs,
             Decision::Over => match standing(Some(record), &rules.crash_waits()) {
                 Standing::Crashed { .. } => Self::Crashed,
-                _ if rules.are_too_late(record, now) => Self::TooOld,
+                _ if rules.may_expire(record, now) => Self::TooOld,
                 _ if record.first_claimed_at.is_some() => Self::RunsWithPriorAttempt,
                 _ => Self::Runs,
             },

@@ -15,9 +15,9 @@ use sqs_once::{Attempt, Event, Failure, internal::HandlerOutput};
 /// The transaction of an attempt. Only the library commits it, together with the record.
 ///
 /// A `Transaction` dereferences to a [`PgConnection`]: pass `&mut *tx` to sqlx. `tx.begin()` of [`sqlx::Connection`] makes
-/// a savepoint. If that fails, or if you drop its future, as a timeout does, sqlx also rolls back the enclosing savepoint,
-/// or the whole transaction if there is none. Return an error then, because a later statement would run outside the
-/// transaction.
+/// a savepoint. If that fails, or if you drop its future, as a timeout does, sqlx also rolls back the enclosing savepoint.
+/// Without one, it rolls back the whole transaction, and a later statement would run outside of it. So return an error
+/// whenever it happens.
 ///
 /// [`done`](Self::done) returns the transaction together with the handler's output. If the handler fails,
 /// panics or is cut off, the transaction is rolled back.

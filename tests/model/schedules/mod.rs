@@ -95,7 +95,7 @@ use scenario::Scenario;
 use schedule::Ended;
 
 /// Maximum number of deviations: `EXPLORE_BOUND`.
-fn bound() -> u32 {
+pub(crate) fn bound() -> u32 {
     env::var("EXPLORE_BOUND").map_or(3, |bound| bound.parse().expect("a number"))
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::schedules::{finds, flaw::Flaw, keeps_every_promise, scenario::Scenario};
+use crate::schedules::{bound, finds, flaw::Flaw, keeps_every_promise, scenario::Scenario};
 
 #[test]
 fn commit_with_claim_keeps_every_promise() {
@@ -23,9 +23,10 @@ fn commit_with_claim_keeps_every_promise() {
         "store_unavailable",
         "retryable_failure",
     ];
-    let mut seen = found.seen.outcomes().clone();
-    seen.remove("lease_lost"); // only a schedule with four deviations has it
-    assert_eq!(seen, BTreeSet::from(outcomes));
+    let mut outcomes = BTreeSet::from(outcomes);
+    // One deviation more than usual reaches it.
+    outcomes.extend((bound() > 3).then_some("lease_lost"));
+    assert_eq!(*found.seen.outcomes(), outcomes);
 }
 
 #[test]

@@ -18,6 +18,9 @@ use crate::{
 /// How long a cause must last before it takes a message to the dead-letter queue.
 const HALF_A_DAY: Duration = Duration::from_secs(12 * 3600);
 
+/// Begins the text of a failure that stands for several.
+const OF_MANY: &str = "more than four payloads failed under this key, one with: ";
+
 #[derive(Default)]
 pub(super) struct Fates {
     acknowledged: BTreeSet<String>,
@@ -273,7 +276,7 @@ impl Fates {
             "crashed" => failed == Some(error) && has_crashed(error),
             "failed_before" => any(&|state| {
                 // Those of earlier payloads are cut, and the last one stands for several.
-                let text = error.split_once("one with: ").map_or(error, |of| of.1);
+                let text = error.strip_prefix(OF_MANY).unwrap_or(error);
                 let mut failures = state.failures_of(message, bench.skew());
                 !text.is_empty() && failures.any(|failure| failure.error.starts_with(text))
             }),

@@ -266,6 +266,9 @@ struct Bench<'a> {
 
 struct Claim {
     message: String,
+    worker: Worker,
+    /// Nothing has ended it.
+    is_live: bool,
     /// When the worker made it, by its clock. An inbox sends the same write for as long as an outage lasts.
     made: Duration,
     /// Its failure is recorded.
@@ -296,6 +299,14 @@ impl<'a> Bench<'a> {
 
     fn event(&mut self, at: Duration, event: &Event) {
         self.now = at;
+        if let Event::Settled { key, .. }
+        | Event::Released { key }
+        | Event::Deleted { key }
+        | Event::Forgotten { key } = event
+            && let Some(claim) = self.claims.get_mut(key)
+        {
+            claim.is_live = false;
+        }
         self.states.event(at, event, &self.messages);
         self.at_work.event(at, event);
         match event {
@@ -314,11 +325,14 @@ impl<'a> Bench<'a> {
             Event::Claimed {
                 key,
                 message,
+                worker,
                 made_ms,
                 ..
             } => {
                 let claim = Claim {
                     message: message.clone(),
+                    worker: *worker,
+                    is_live: true,
                     made: EPOCH.until(Timestamp::from_millis(*made_ms)),
                     has_failed: false,
                     run: None,

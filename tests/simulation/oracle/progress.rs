@@ -6,13 +6,10 @@ use std::{
     time::Duration,
 };
 
-use sqs_once::protocol::Timestamp;
-
 use super::Bench;
 use crate::{
     ledger::{Event, Run, Worker},
     plan::{Kind, Message, Mode},
-    world::EPOCH,
 };
 
 /// Most receives of a good message in which nothing goes wrong: it may be behind others, wait for a lease, or be
@@ -34,8 +31,6 @@ pub(super) struct Progress {
     declined: BTreeSet<String>,
     /// Batches of each message.
     batches: BTreeMap<String, Vec<usize>>,
-    /// Live claims by key: the worker, the message, and when it was made.
-    claims: HashMap<String, (Worker, String, Duration)>,
 }
 
 impl Progress {
@@ -89,27 +84,12 @@ impl Progress {
                     self.declined.insert(message.clone());
                 }
             }
-            Event::Claimed {
-                key,
-                worker,
-                message,
-                made_ms,
-                ..
-            } => {
-                let made = EPOCH.until(Timestamp::from_millis(*made_ms));
-                let claim = (*worker, message.clone(), made);
-                self.claims.insert(key.clone(), claim);
-            }
-            Event::Settled { key, .. }
-            | Event::Released { key }
-            | Event::Deleted { key }
-            | Event::Forgotten { key } => drop(self.claims.remove(key)),
             Event::Outcome {
                 message,
                 outcome: "conflict",
                 worker,
                 ..
-            } => self.conflict(message, *worker, bench),
+            } => no_own_claim(message, *worker, bench),
             Event::GatewayRefused { run }
             | Event::GatewaySilent { run }
             | Event::HandlerEnded {
@@ -175,32 +155,6 @@ impl Progress {
     }
 
     /// Notes that something went wrong for the batches of a worker.
-    /// A worker whose claim is applied, and the answer lost, finds the claim and goes on.
-    fn conflict(&self, message: &String, worker: Worker, bench: &mut Bench<'_>) {
-        let key = bench.key(&bench.messages[message]);
-        let mut at_work = bench.at_work.of(worker, message);
-        let (Some((_, began, batch)), None) = (at_work.next(), at_work.next()) else {
-            return;
-        };
-        let is_once = batch.messages.iter().filter(|id| *id == message).count() == 1;
-        // A late copy of a claim may be of an invocation before.
-        let own = self.claims.get(&key).filter(|(of, id, made)| {
-            is_once && *of == worker && id == message && *made + bench.skew() >= began
-        });
-        let is_own = own.is_some();
-        drop(at_work);
-        bench.check(
-            "P7 no worker waits for its own claim",
-            !is_own,
-            &[&key, message],
-            || {
-                format!(
-                    "worker {worker} answered {message} with a conflict, and holds {key} itself"
-                )
-            },
-        );
-    }
-
     fn trouble(&mut self, worker: Worker) {
         let of_worker = self.at_work.iter().filter(|(of, _)| *of == worker);
         self.troubled.extend(of_worker.map(|(_, batch)| *batch));
@@ -253,4 +207,25 @@ fn waits_for_attempt(message: &Message, bench: &Bench<'_>) -> bool {
     };
     let mut of_group = messages().filter(|other| other.group == message.group);
     waits(message) || message.group.is_some() && of_group.any(waits)
+}
+
+/// Checks a conflict: a worker whose claim was applied, but whose answer was lost, must find its claim and go on.
+fn no_own_claim(message: &String, worker: Worker, bench: &mut Bench<'_>) {
+    let key = bench.key(&bench.messages[message]);
+    let mut at_work = bench.at_work.of(worker, message);
+    let (Some((_, began, batch)), None) = (at_work.next(), at_work.next()) else {
+        return;
+    };
+    let is_once = batch.messages.iter().filter(|id| *id == message).count() == 1;
+    // A late copy of a claim may be from an earlier invocation.
+    let is_own = bench.claims.get(&key).is_some_and(|claim| {
+        claim.is_live
+            && (claim.worker, &claim.message) == (worker, message)
+            && claim.made + bench.skew() >= began
+    });
+    drop(at_work);
+    let check = "P7 no worker waits for its own claim";
+    bench.check(check, !(is_once && is_own), &[&key, message], || {
+        format!("worker {worker} answered {message} with a conflict, and holds {key} itself")
+    });
 }

@@ -367,7 +367,10 @@ impl Held {
     }
 }
 
-/// Of more than four payloads, the record keeps the last three apart.
+/// Payloads whose failures a record keeps. Of more, it keeps all but the last one apart.
+const MOST_PAYLOADS: usize = 4;
+
+/// Merges failures as the record does.
 fn merge(failures: &mut [Failure]) {
     let mut contents = Vec::new();
     for failure in failures.iter().rev() {
@@ -375,9 +378,9 @@ fn merge(failures: &mut [Failure]) {
             contents.push(failure.content);
         }
     }
-    if contents.len() > 4 {
+    if contents.len() > MOST_PAYLOADS {
         for failure in failures {
-            let is_apart = contents[..3].contains(&failure.content);
+            let is_apart = contents[..MOST_PAYLOADS - 1].contains(&failure.content);
             failure.content = failure.content.filter(|_| is_apart);
         }
     }

@@ -27,7 +27,7 @@ pub struct FailedWrite {
     pub label: Option<Cow<'static, str>>,
     /// Name of the table.
     pub table: String,
-    /// The existing item, or `None` if there is none, or if the write didn't ask for it
+    /// The existing item. `None` if no item exists. Also `None` unless the write asked for the item
     /// ([`Write::return_item`](crate::dynamo::write::Write::return_item)).
     pub item: Option<Item>,
 }

@@ -110,8 +110,8 @@ pub trait LookUp<M, O>: Send + Sync + 'static {
     /// # Errors
     ///
     /// Any failure means that the effect is unknown. The handler does not run, and the message returns to the queue after a
-    /// backoff. Return an error unless the called system clearly said yes or no. After a 404, for example, you don't know
-    /// whether the effect or the path is missing.
+    /// backoff. Return an error unless the called system clearly said yes or no. A 404, for example, may mean that there was
+    /// no effect, or that your path is wrong.
     fn look_up(
         &self,
         message: &M,

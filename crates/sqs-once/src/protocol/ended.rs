@@ -122,14 +122,13 @@ impl Record {
                 record.expires_at = *expires_at;
                 record.failures = failure.added_to(&self.failures);
                 record.exclusive_attempts = 0;
-                record.last_end = Some(AttemptEnd::Permanent);
+                record.last_end = match effect {
+                    Effect::NotCalled => replaced.and_then(|record| record.last_end),
+                    _ => Some(AttemptEnd::Permanent),
+                };
                 match effect {
                     Effect::Possible => {}
-                    Effect::NotCalled => {
-                        record.first_claimed_at = open_before;
-                        record.last_end = replaced.and_then(|record| record.last_end);
-                    }
-                    Effect::None => record.first_claimed_at = open_before,
+                    Effect::None | Effect::NotCalled => record.first_claimed_at = open_before,
                     Effect::Declined => {
                         record.first_claimed_at = (record.first_claimed_at)
                             .filter(|_| flawed("a decline leaves attempts open"));

@@ -52,8 +52,8 @@ impl FingerprintSource {
     /// Longest scheme that names its pointers, in bytes. A longer scheme contains their hash.
     const MAX_SCHEME_BYTES: usize = 64;
 
-    /// Returns the fingerprint of a message. If it covers the whole body, we hash `whole`. `warned` remembers
-    /// whether this process has already warned about pointers that find nothing.
+    /// Returns the fingerprint of a message. If it covers the whole body, we hash `whole`. The process warns
+    /// only once about pointers that find nothing: `warned` remembers it.
     pub(super) fn of(&self, body: &str, whole: &str, warned: &Once) -> Option<Fingerprint> {
         let hash = Fingerprint::of_hash(self.hash(body, without_bom(whole), warned)?);
         Some(hash.with_scheme(self.scheme()))
